@@ -1,0 +1,537 @@
+"""Plan x hardware -> times: what one policy costs on one system, for the routing that really happened.
+
+A token is the sum of its layers and the LM head. A layer is attention and router, which depend on the context,
+then the expert part, which depends on the state alone; so both sums over a trace stay exact. The first output
+token comes out of the prefill, and ``N`` output tokens are ``N`` decode steps.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel import placement
+from perfmodel.bitwidth import LossTable
+from perfmodel.errors import TraceError
+from perfmodel.hardware import System, load_system
+from perfmodel.kernels import replay as kernel
+from perfmodel.kernels.link import transfer_time
+from perfmodel.kernels.roofline import decode_attention_time, prefill_attention_time, roofline_time
+from perfmodel.model import MoEModel
+from perfmodel.point import hardware_point
+from perfmodel.policies import Executor, Plan, PlanInputs, Policy, parse_policy
+from perfmodel.routing import Replay, RoutingTrace, statistics
+from perfmodel.states import States, decode_states, prefill_states
+
+#: Kernel launches of one operator on the GPU (assumed: fused attention, unfused gate and up projections).
+ATTENTION_LAUNCHES, ROUTER_LAUNCHES, DENSE_LAUNCHES, HEAD_LAUNCHES = 5, 2, 3, 2
+#: Parts of a token's critical path; they add up to the time per output token.
+PARTS = ("attention", "router", "dense", "experts_gpu", "link", "ndp", "head", "overhead")
+
+
+class Operator(NamedTuple):
+    """A GPU operator that costs the same in every step: what it does per token, and how often it occurs.
+
+    part : the part of the breakdown it belongs to.
+    repeats : occurrences a token [1].
+    params : weights it reads [1].
+    launches : kernel launches of one occurrence [1].
+    """
+
+    part: str
+    repeats: int
+    params: float
+    launches: int
+
+
+class HitRates(NamedTuple):
+    """Share of decode picks that find their expert on the GPU, beside its controls.
+
+    own : the policy's placement. uniform : K / E. other_sequence : placed by another sequence's prefill.
+    static : placed by the decode profile of the other sequences. oracle : placed by the sequence's own decode.
+    None where the trace cannot tell.
+    """
+
+    own: float
+    uniform: float
+    other_sequence: float | None
+    static: float | None
+    oracle: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one policy costs on one system. Times in seconds, sizes in bytes; None where the trace has no prefill.
+
+    ttft_s : prefill, mean over sequences. migration_s : one-off copies after it. end_to_end_s : everything.
+    tpot_*_s : time per output token over all decode steps. ndp_side_s : busy time of the near-data device a
+    token. breakdown_s : the mean token by what is on the critical path. busy_s : the same work whether hidden or
+    not. bytes_per_token : by tier. memory_bytes : by device and use. bandwidth_floor_s : the busiest tier at its
+    datasheet rate. binding_resource : the largest share of the critical path. weakest_source : the weakest kind
+    of evidence among the hardware constants.
+    """
+
+    policy: str
+    model: str
+    system: str
+    trace: str
+    trace_source: str
+    prompt_tokens: float
+    output_tokens: float
+    ttft_s: float | None
+    migration_s: float
+    end_to_end_s: float | None
+    decode_s: float
+    tpot_mean_s: float
+    tpot_p50_s: float
+    tpot_p95_s: float
+    tpot_p99_s: float
+    tpot_max_s: float
+    decode_tok_per_s: float
+    ndp_side_s: float
+    breakdown_s: dict[str, float]
+    busy_s: dict[str, float]
+    bytes_per_token: dict[str, float]
+    memory_bytes: dict[str, dict[str, float]]
+    bandwidth_floor_s: float
+    binding_resource: str
+    hit_rate: HitRates | None
+    prefill_decode_cosine: tuple[float, ...] | None
+    weakest_source: str
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain Python values, ready for JSON."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values["hit_rate"] = None if self.hit_rate is None else self.hit_rate._asdict()
+        values["notes"] = list(self.notes)
+        cosine = self.prefill_decode_cosine
+        values["prefill_decode_cosine"] = None if cosine is None else list(cosine)
+        return values
+
+
+def _operators(model: MoEModel) -> tuple[Operator, ...]:
+    return (
+        Operator("router", len(model.moe_layers), model.router_params, ROUTER_LAUNCHES),
+        Operator("dense", model.num_dense_layers, model.dense_ffn_params, DENSE_LAUNCHES),
+        Operator("head", 1, model.head_params, HEAD_LAUNCHES),
+    )
+
+
+def _operator_time(
+    model: MoEModel, params: float, launches: int, tokens: NDArray[np.float64], points: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Time of one GPU operator over ``tokens`` [...] at ``points`` [..., POINT_SIZE], one kernel's traffic [s]."""
+    if params == 0:
+        return np.zeros(np.broadcast_shapes(tokens.shape, points.shape[:-1]))
+    activations = 2.0 * tokens * model.hidden_size * kernel.ACTIVATION_BYTES
+    return np.asarray(
+        roofline_time(
+            2.0 * tokens * params,
+            params * model.bits / 8 + activations,
+            points[..., kernel.GPU_FLOPS],
+            points[..., kernel.GPU_BANDWIDTH],
+            points[..., kernel.GPU_N_HALF],
+            launches * points[..., kernel.LAUNCH_OVERHEAD],
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """One policy planned on one trace, ready to be priced on any number of hardware points.
+
+    Build it with `plan_run`. Where ``plan`` depends on hardware, pricing another system keeps the plan as it is.
+    """
+
+    model: MoEModel
+    system: System
+    replay: Replay
+    policy: Policy
+    plan: Plan
+
+    @functools.cached_property
+    def decode(self) -> States:
+        """Distinct states of the decode steps."""
+        return decode_states(self.plan)
+
+    @functools.cached_property
+    def prefill(self) -> States | None:
+        """States of the prefill, or None when the trace holds none."""
+        return prefill_states(self.plan)
+
+    @functools.cached_property
+    def contexts(self) -> NDArray[np.float64]:
+        """Tokens that every decode step attends to, itself included [T]."""
+        lengths = np.diff(self.plan.offsets)
+        step = np.arange(int(self.plan.offsets[-1])) - np.repeat(self.plan.offsets[:-1], lengths)
+        return np.asarray(np.repeat(self.plan.context_start, lengths) + step + 1, dtype=np.float64)
+
+    @functools.cached_property
+    def _distinct_contexts(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        return np.unique(self.contexts, return_counts=True)
+
+    @functools.cached_property
+    def _state_count(self) -> NDArray[np.float64]:
+        return self.decode.state_count()
+
+    @functools.cached_property
+    def _matrices(self) -> NDArray[np.float64]:
+        return np.array(self.model.expert_matrices, dtype=np.float64)
+
+    def _attention_time(self, contexts: NDArray[np.float64], points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Attention of one decode step over all layers [...] for broadcast contexts and points [s]."""
+        model, total = self.model, np.zeros(np.broadcast_shapes(contexts.shape, points.shape[:-1]))
+        for kind in model.attention:
+            total += len(kind.layers) * decode_attention_time(
+                contexts,
+                np.inf if kind.window is None else float(kind.window),
+                2.0 * kind.params,
+                kind.params * model.bits / 8,
+                float(kind.context_flops_per_token),
+                kind.kv_elements_per_token * kernel.ACTIVATION_BYTES,
+                points[..., kernel.GPU_FLOPS],
+                points[..., kernel.GPU_BANDWIDTH],
+                points[..., kernel.GPU_N_HALF],
+                ATTENTION_LAUNCHES * points[..., kernel.LAUNCH_OVERHEAD],
+            )
+        return total
+
+    def _shared_time(self, tokens: NDArray[np.float64], points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Shared experts of one MoE layer on the GPU [...] [s]."""
+        return _operator_time(self.model, self.model.shared_expert_params, DENSE_LAUNCHES, tokens, points)
+
+    def _fixed_times(self, points: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """Parts of a decode step that are the same in every step, at every point [s]."""
+        one = np.ones(())
+        parts = {
+            op.part: op.repeats * _operator_time(self.model, op.params, op.launches, one, points)
+            for op in _operators(self.model)
+        }
+        parts["overhead"] = self.model.num_layers * points[..., kernel.LAYER_OVERHEAD]
+        return parts
+
+    def mean_token_s(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Mean time per output token at every hardware point [N] [s].
+
+        points : float64 [N, POINT_SIZE], from ``point.hardware_point``. The same states, kernels and sums as
+        `price`, without percentiles.
+        """
+        points = np.ascontiguousarray(points, dtype=np.float64)
+        context, count = self._distinct_contexts
+        tokens = float(len(self.contexts))
+        attention = self._attention_time(context[:, None], points[None, :, :])
+        front = (attention * count[:, None]).sum(axis=0) / tokens + sum(self._fixed_times(points).values())
+        states = self.decode
+        totals = kernel.weighted_state_times(
+            points,
+            states.work,
+            float(self.model.expert_params),
+            float(self.model.hidden_size),
+            self._matrices,
+            states.row_offsets,
+            states.row_work,
+            states.row_count,
+            states.state_row,
+            states.state_before,
+            np.ascontiguousarray(self._shared_time(np.ones(()), points)),
+            self.plan.overlap == "max",
+            self._state_count,
+        )
+        return np.asarray(front + totals[:, kernel.TIME] / tokens)
+
+    def _state_times(self, states: States, point: NDArray[np.float64], shared_s: float, overlapped: bool) -> Any:
+        return kernel.state_times(
+            point,
+            states.work,
+            float(self.model.expert_params),
+            float(self.model.hidden_size),
+            self._matrices,
+            states.row_offsets,
+            states.row_work,
+            states.row_count,
+            states.state_row,
+            states.state_before,
+            shared_s,
+            overlapped,
+        )
+
+    def token_times(self, point: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Time of every decode step at one hardware point, sequences one after another [T] [s]."""
+        one = np.ones(())
+        states = self._state_times(self.decode, point, float(self._shared_time(one, point)), self.plan.overlap == "max")
+        fixed = float(sum(self._fixed_times(point).values()))
+        experts = kernel.token_sums(np.ascontiguousarray(states[:, kernel.TIME]), self.decode.state_id)
+        return np.asarray(self._attention_time(self.contexts, point) + fixed + experts)
+
+    def prefill_times(self, point: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """Time from the prompt to the first output token, one a sequence [S] [s]; None without a prefill.
+
+        Both sides of a layer overlap. The LM head runs for the last prompt token alone.
+        """
+        if self.prefill is None:
+            return None
+        model = self.model
+        prompt = self.plan.prompt_tokens.astype(np.float64)
+        total = model.num_layers * point[kernel.LAYER_OVERHEAD] + np.zeros(len(prompt))
+        for kind in model.attention:
+            total += len(kind.layers) * prefill_attention_time(
+                prompt,
+                np.inf if kind.window is None else float(kind.window),
+                2.0 * kind.params,
+                kind.params * model.bits / 8,
+                float(kind.context_flops_per_token),
+                kind.kv_elements_per_token * kernel.ACTIVATION_BYTES,
+                point[kernel.GPU_FLOPS],
+                point[kernel.GPU_BANDWIDTH],
+                point[kernel.GPU_N_HALF],
+                ATTENTION_LAUNCHES * point[kernel.LAUNCH_OVERHEAD],
+            )
+        for op in _operators(model):
+            tokens = np.ones(len(prompt)) if op.part == "head" else prompt
+            total += op.repeats * _operator_time(model, op.params, op.launches, tokens, point)
+        for s in range(len(prompt)):
+            rows = self.prefill.state_id[s]
+            shared = float(self._shared_time(prompt[s], point))
+            part = self.prefill._replace(
+                state_row=np.ascontiguousarray(self.prefill.state_row[rows]),
+                state_before=np.ascontiguousarray(self.prefill.state_before[rows]),
+            )
+            total[s] += self._state_times(part, point, shared, True)[:, kernel.TIME].sum()
+        return np.asarray(total)
+
+    def migration_times(self, point: NDArray[np.float64]) -> NDArray[np.float64]:
+        """One-off copies of hot experts to the GPU, one transfer an expert, one time a sequence [S] [s]."""
+        one = transfer_time(
+            self.model.expert_bytes(self.model.expert_bits),
+            point[kernel.LINK_BANDWIDTH],
+            point[kernel.LINK_LATENCY],
+            point[kernel.LINK_N_HALF],
+        )
+        return np.asarray(self.plan.migrated_experts * one)
+
+    @functools.cached_property
+    def bytes_per_token(self) -> dict[str, float]:
+        """Mean bytes a decode step moves, by tier; hardware only adds the group scales of the device."""
+        return _bytes_per_token(self)
+
+    def memory(self) -> dict[str, dict[str, float]]:
+        """Bytes by device and use."""
+        inputs = PlanInputs(self.model, self.system, self.replay, None)
+        gpu = placement.gpu_footprint(
+            self.model, self.plan.gpu_experts, inputs.max_context, buffer_bytes=self.plan.gpu_buffer_bytes
+        )
+        behind = placement.memory_footprint(self.model, self.plan.replica_bits)
+        return {
+            device: {**use._asdict(), "total": use.total}
+            for device, use in (("gpu", gpu), ("ndp" if self.system.ndp else "host", behind))
+        }
+
+    def hit_rates(self) -> HitRates | None:
+        """Hit rate of the placement with its controls, or None where the policy places nothing."""
+        if self.plan.hot is None or self.plan.alpha is None:
+            return None
+        return _hit_rates(self.replay.trace, self.plan.hot, self.plan.alpha)
+
+    def price(self, system: System | None = None) -> Evaluation:
+        """All metrics of this plan on a system (by default the one it was planned for)."""
+        return _price(self, system or self.system)
+
+
+def _bytes_per_token(run: Run) -> dict[str, float]:
+    model, states = run.model, run.decode
+    tokens = float(len(run.contexts))
+    work = states.work
+    count = states.work_count() / tokens
+    executor, bits = work[:, kernel.EXECUTOR], work[:, kernel.BITS]
+    activations = 2.0 * model.hidden_size * kernel.ACTIVATION_BYTES
+    weights = model.expert_params * bits / 8
+    scale_bits = run.system.ndp.scale_bits_per_weight if run.system.ndp is not None else 0.0
+    elements = sum(rows * cols for rows, cols in model.expert_matrices)
+    on_gpu = (executor == Executor.GPU) | (executor == Executor.FETCH)
+    near = executor == Executor.NDP
+    copies = (executor == Executor.FETCH) * (1.0 + work[:, kernel.WASTED])
+    gpu = float((count * on_gpu * (weights + activations)).sum())
+    for op in _operators(model):
+        gpu += op.repeats * (op.params * model.bits / 8 + activations) if op.params else 0.0
+    if model.shared_expert_params:
+        gpu += len(model.moe_layers) * (model.shared_expert_params * model.bits / 8 + activations)
+    for kind in model.attention:
+        seen = run.contexts if kind.window is None else np.minimum(run.contexts, kind.window)
+        kv = kind.kv_elements_per_token * kernel.ACTIVATION_BYTES * float(seen.mean())
+        gpu += len(kind.layers) * (kind.params * model.bits / 8 + kv)
+    return {
+        "gpu_memory": gpu,
+        "link_weights": float((count * copies * weights).sum()),
+        "link_activations": float((count * near).sum() * activations),
+        "ndp_memory": float((count * near * elements * (bits + work[:, kernel.QUANTISED] * scale_bits) / 8).sum()),
+    }
+
+
+def _hit_rates(trace: RoutingTrace, hot: NDArray[np.bool_], alpha: float) -> HitRates:
+    count = int(hot[0, 0].sum())
+    own = statistics.hit_rate(trace, hot).over_picks
+    # The controls place by the same rule; without a prefill there is no other sequence's prefill to place by.
+    values = placement.importance(trace, alpha=alpha, phase="prefill" if trace.has_prefill else "decode").values
+    controls = statistics.hit_rate_controls(trace, count, values)
+    return HitRates(
+        own=own,
+        uniform=controls.uniform,
+        other_sequence=controls.other_sequence if trace.has_prefill else None,
+        static=controls.static,
+        oracle=controls.oracle,
+    )
+
+
+def _floor(run: Run, system: System) -> float:
+    """Busiest tier at its datasheet rate: no schedule of the same traffic is faster [s]."""
+    moved = run.bytes_per_token
+    times = [
+        moved["gpu_memory"] / system.gpu.memory_bandwidth_bytes_per_s,
+        # Activations cross half one way and half the other.
+        (moved["link_weights"] + moved["link_activations"] / 2) / system.link.bandwidth_bytes_per_s,
+    ]
+    if system.ndp is not None:
+        times.append(moved["ndp_memory"] / system.ndp.dram_bandwidth_bytes_per_s)
+    return max(times)
+
+
+def _price(run: Run, system: System) -> Evaluation:
+    if len(run.contexts) == 0:
+        raise TraceError("the trace holds no decode step to price")
+    point = hardware_point(system)
+    plan, states = run.plan, run.decode
+    one = np.ones(())
+    tokens = float(len(run.contexts))
+    shared = float(run._shared_time(one, point))
+    per_state = run._state_times(states, point, shared, plan.overlap == "max")
+    attention = run._attention_time(run.contexts, point)
+    fixed = {part: float(value) for part, value in run._fixed_times(point).items()}
+    experts = kernel.token_sums(np.ascontiguousarray(per_state[:, kernel.TIME]), states.state_id)
+    times = attention + sum(fixed.values()) + experts
+    mean = (run._state_count[:, None] * per_state).sum(axis=0) / tokens
+    parts = {
+        "attention": float(attention.mean()),
+        "experts_gpu": float(mean[kernel.PATH_GPU]),
+        "link": float(mean[kernel.PATH_LINK]),
+        "ndp": float(mean[kernel.PATH_NDP]),
+        **fixed,
+    }
+    breakdown = {part: parts[part] for part in PARTS}
+    on_gpu = sum(breakdown[part] for part in ("attention", "router", "dense", "experts_gpu", "head"))
+    by_resource = {"gpu": on_gpu, "link": parts["link"], "ndp": parts["ndp"], "overhead": parts["overhead"]}
+    busy_gpu = on_gpu - parts["experts_gpu"] + float(mean[kernel.BUSY_GPU])
+    prefill = run.prefill_times(point)
+    migration = run.migration_times(point)
+    decode = np.add.reduceat(times, plan.offsets[:-1])
+    lengths = np.diff(plan.offsets)
+    cosine = statistics.load_cosine(run.replay.trace) if prefill is not None else None
+    metadata = run.replay.trace.metadata
+    return Evaluation(
+        policy=plan.policy,
+        model=run.model.name,
+        system=system.name,
+        trace=str(metadata.get("model", "unnamed")),
+        trace_source=str(metadata.get("source", "unknown")),
+        prompt_tokens=float(plan.context_start.mean()),
+        output_tokens=float(lengths.mean()),
+        ttft_s=None if prefill is None else float(prefill.mean()),
+        migration_s=float(migration.mean()),
+        end_to_end_s=None if prefill is None else float((prefill + migration + decode).mean()),
+        decode_s=float(decode.mean()),
+        tpot_mean_s=float(times.mean()),
+        **{
+            f"tpot_p{q}_s": float(value)
+            for q, value in zip((50, 95, 99), np.percentile(times, (50, 95, 99)), strict=True)
+        },
+        tpot_max_s=float(times.max()),
+        decode_tok_per_s=float(1.0 / times.mean()),
+        ndp_side_s=float(mean[kernel.BUSY_NDP]),
+        breakdown_s=breakdown,
+        busy_s={"gpu": busy_gpu, "link": float(mean[kernel.BUSY_LINK]), "ndp": float(mean[kernel.BUSY_NDP])},
+        bytes_per_token=dict(run.bytes_per_token),
+        memory_bytes=run.memory(),
+        bandwidth_floor_s=_floor(run, system),
+        binding_resource=max(by_resource, key=by_resource.__getitem__),
+        hit_rate=run.hit_rates(),
+        prefill_decode_cosine=None if cosine is None else tuple(float(c) for c in cosine),
+        weakest_source=system.weakest_source(),
+        notes=(*run.replay.notes, *plan.notes, *system.flags),
+    )
+
+
+def plan_run(
+    model: MoEModel,
+    system: System | str,
+    trace: RoutingTrace | Replay,
+    policy: Policy | str,
+    *,
+    prompt: int | None = None,
+    output: int | None = None,
+    losses: LossTable | None = None,
+    layers: Literal["cycle"] | None = None,
+) -> Run:
+    """Plan a policy on a trace without pricing it; parameters and errors as in `evaluate`.
+
+    A Replay may be given instead of a trace, so that several policies share one.
+    """
+    chosen = load_system(system) if isinstance(system, str) else system
+    rule = parse_policy(policy) if isinstance(policy, str) else policy
+    replayed = trace if isinstance(trace, Replay) else make_replay(model, trace, prompt, output, layers)
+    if not replayed.trace.has_decode:
+        raise TraceError("the trace holds no decode step in some sequence, and decode is what is priced")
+    plan = rule.plan(PlanInputs(model, chosen, replayed, losses))
+    return Run(model, chosen, replayed, rule, plan)
+
+
+def make_replay(
+    model: MoEModel,
+    trace: RoutingTrace,
+    prompt: int | None = None,
+    output: int | None = None,
+    layers: Literal["cycle"] | None = None,
+) -> Replay:
+    """Fit a trace to a model and a workload: layers mapped, prompts and outputs truncated or cycled."""
+    if trace.num_experts_inferred and trace.num_experts <= model.num_experts:
+        trace = trace.with_num_experts(model.num_experts)
+    trace.check_model(model)
+    return trace.replay(prompt, output, model.moe_layers, layers, model.name)
+
+
+def evaluate(
+    model: MoEModel,
+    system: System | str,
+    trace: RoutingTrace,
+    policy: Policy | str,
+    *,
+    prompt: int | None = None,
+    output: int | None = None,
+    losses: LossTable | None = None,
+    layers: Literal["cycle"] | None = None,
+) -> Evaluation:
+    """What a policy costs on a system, for a recorded trace.
+
+    Parameters
+    ----------
+    model : shape of the network.
+    system : a system, or the name or path of a spec.
+    trace : recorded routing of a model with the same experts and top-k.
+    policy : a policy, or its text such as ``"monde:reading=balance"``.
+    prompt, output : tokens of every sequence [1]; recorded steps are truncated or cycled from their start. By
+        default the recorded lengths.
+    losses : loss table of the bitwidth search; by default the bundled measured one where its expert count fits,
+        else one proportional to ``4**-bits`` (assumed).
+    layers : ``"cycle"`` to replay a trace with another number of layers.
+
+    Raises
+    ------
+    TraceError : the trace does not fit the model or the policy's needs.
+    PolicyError : bad options, or a system without what the policy needs.
+    PlacementError : weights that do not fit in memory.
+    """
+    return plan_run(model, system, trace, policy, prompt=prompt, output=output, losses=losses, layers=layers).price()
+
+
+__all__ = ["PARTS", "Evaluation", "HitRates", "Run", "evaluate", "make_replay", "plan_run"]

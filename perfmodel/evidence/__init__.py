@@ -1,0 +1,1 @@
+"""Published figures as data, and how well the model reproduces them."""

@@ -1,0 +1,275 @@
+"""Price the distinct states of a plan on hardware points, and sum them over a trace.
+
+A layer's expert part depends on few integers: how many of its picks fall in each kind of work. So a plan is
+compressed to distinct rows of (work, count) pairs, and a state is a row together with the row before it, which
+matters only where copies are issued one layer ahead. Sums over states weighted by their counts are the exact
+sums over the trace. All sums run in a fixed order, so splitting the points changes no bit.
+
+Arrays
+------
+points : float64 [N, POINT_SIZE], one hardware point a row; the places are named below, in SI units.
+work : float64 [A, WORK_SIZE], one kind of work a row; the places are named below.
+matrices : float64 [M, 2], input and output size of each matrix of one expert.
+row_offsets, row_work, row_count : rows in compressed form; row r holds the entries
+    ``row_offsets[r]:row_offsets[r + 1]``, each a number of ``work`` and how often it occurs.
+state_row, state_before : int64 [S], row of the state and row of the layer before (-1: none).
+"""
+
+# The compiler infers the types of kernels.
+# mypy: allow-untyped-defs
+
+import math
+
+import numpy as np
+
+from perfmodel.kernels._jit import loop, scalar
+from perfmodel.kernels.link import _transfer_time1
+from perfmodel.kernels.roofline import _roofline_time1
+from perfmodel.kernels.systolic import _gemm_time1
+
+# Places in a hardware point.
+(
+    GPU_FLOPS,  # effective rate [flop/s]
+    GPU_BANDWIDTH,  # effective memory rate [byte/s]
+    GPU_N_HALF,  # bytes at which a kernel reaches half of it [byte]
+    LAUNCH_OVERHEAD,  # per kernel launch [s]
+    LAYER_OVERHEAD,  # per layer, instead of the launches [s]
+    LINK_BANDWIDTH,  # effective, one way [byte/s]
+    LINK_LATENCY,  # [s]
+    LINK_N_HALF,  # [byte]
+    NDP_BANDWIDTH,  # effective DRAM rate [byte/s]; 0 without a device
+    NDP_ARRAYS,
+    NDP_ROWS,
+    NDP_COLS,
+    NDP_CLOCK,  # [Hz]
+    NDP_DATAFLOW,
+    NDP_SCALE_BITS,  # group scales read with each quantised weight [bit]
+    NDP_SCALING,
+    NDP_RATES,  # first of 17 places: native speed-up over FP16 at 0..16 bits
+) = range(17)
+POINT_SIZE = NDP_RATES + 17
+
+SCALING_NONE, SCALING_LINEAR, SCALING_NATIVE = 0, 1, 2
+"""How arrays speed up at fewer bits: not at all, as 16 / bits, or by the table of native rates."""
+
+# Places in a row of work.
+EXECUTOR, TOKENS, BITS, QUANTISED, AHEAD, WASTED = range(6)
+WORK_SIZE = 6
+ON_GPU, ON_GPU_AFTER_FETCH, ON_NDP, SKIPPED = 0, 1, 2, 3
+
+# Columns of a priced row.
+_LINK, _LINK_AHEAD, _GPU, _NDP_LINK, _NDP = range(5)
+
+# Columns of a priced state, all in seconds.
+TIME = 0  # what the expert part adds to the layer
+PATH_LINK, PATH_GPU, PATH_NDP = 1, 2, 3  # the same, split by what is on the critical path
+BUSY_LINK, BUSY_GPU, BUSY_NDP = 4, 5, 6  # how long each part works, hidden or not
+STATE_SIZE = 7
+
+ACTIVATION_BYTES = 2.0  # FP16
+
+
+@scalar
+def _rate1(point, bits):
+    """Speed-up of the arrays over FP16 at this many stored bits; block scales do not change a native format."""
+    scaling = point[NDP_SCALING]
+    if scaling == SCALING_NONE:
+        return 1.0
+    if scaling == SCALING_LINEAR:
+        return 16.0 / bits
+    return point[NDP_RATES + int(np.floor(bits))]
+
+
+@scalar
+def _price_work(point, work, expert_params, hidden_size, matrices, priced):
+    """Fill ``priced`` [A, 5] with the time of each kind of work once, by where it is spent [s]."""
+    launches = matrices.shape[0] * point[LAUNCH_OVERHEAD]
+    n_half = matrices.shape[0] * point[GPU_N_HALF]
+    for a in range(work.shape[0]):
+        priced[a, :] = 0.0
+        executor, tokens, bits = work[a, EXECUTOR], work[a, TOKENS], work[a, BITS]
+        if tokens == 0.0 or executor == SKIPPED:
+            continue
+        activations = tokens * hidden_size * ACTIVATION_BYTES
+        if executor == ON_NDP:
+            one_way = _transfer_time1(activations, point[LINK_BANDWIDTH], point[LINK_LATENCY], point[LINK_N_HALF])
+            priced[a, _NDP_LINK] = 2.0 * one_way
+            stored = bits + work[a, QUANTISED] * point[NDP_SCALE_BITS]
+            rate = _rate1(point, bits)
+            for i in range(matrices.shape[0]):
+                priced[a, _NDP] += _gemm_time1(
+                    tokens,
+                    matrices[i, 0],
+                    matrices[i, 1],
+                    stored,
+                    point[NDP_ROWS],
+                    point[NDP_COLS],
+                    point[NDP_ARRAYS],
+                    point[NDP_CLOCK],
+                    point[NDP_DATAFLOW],
+                    rate,
+                    point[NDP_BANDWIDTH],
+                )
+            continue
+        weights = expert_params * bits / 8.0
+        priced[a, _GPU] = _roofline_time1(
+            2.0 * tokens * expert_params,
+            weights + 2.0 * activations,
+            point[GPU_FLOPS],
+            point[GPU_BANDWIDTH],
+            n_half,
+            launches,
+        )
+        if executor == ON_GPU_AFTER_FETCH:
+            copy = _transfer_time1(weights, point[LINK_BANDWIDTH], point[LINK_LATENCY], point[LINK_N_HALF])
+            priced[a, _LINK] = (1.0 - work[a, AHEAD]) * copy
+            priced[a, _LINK_AHEAD] = (work[a, AHEAD] + work[a, WASTED]) * copy
+
+
+@scalar
+def _price_rows(priced, row_offsets, row_work, row_count, rows):
+    """Fill ``rows`` [R, 5] with the sum of each row's work [s]."""
+    for r in range(rows.shape[0]):
+        rows[r, :] = 0.0
+        for i in range(row_offsets[r], row_offsets[r + 1]):
+            for c in range(5):
+                rows[r, c] += row_count[i] * priced[row_work[i], c]
+
+
+@scalar
+def _price_state(rows, row, before, shared_s, overlapped, state):
+    """Fill ``state`` [STATE_SIZE]: both sides of one layer, together.
+
+    The GPU side copies what it misses, then computes; a copy issued ahead is exposed only for what the GPU work
+    of the layer before cannot hide. The near-data side sends activations, computes and returns results.
+    """
+    hidden_by = 0.0
+    if before >= 0:
+        hidden_by = rows[before, _GPU] + shared_s
+    link = rows[row, _LINK] + max(0.0, rows[row, _LINK_AHEAD] - hidden_by)
+    gpu = rows[row, _GPU] + shared_s
+    gpu_side = link + gpu
+    ndp_side = rows[row, _NDP_LINK] + rows[row, _NDP]
+    state[BUSY_LINK] = rows[row, _LINK] + rows[row, _LINK_AHEAD] + rows[row, _NDP_LINK]
+    state[BUSY_GPU] = gpu
+    state[BUSY_NDP] = rows[row, _NDP]
+    on_gpu = 1.0
+    on_ndp = 1.0
+    if overlapped:
+        state[TIME] = max(gpu_side, ndp_side)
+        on_gpu = 1.0 if gpu_side >= ndp_side else 0.0
+        on_ndp = 1.0 - on_gpu
+    else:
+        state[TIME] = gpu_side + ndp_side
+    state[PATH_LINK] = on_gpu * link + on_ndp * rows[row, _NDP_LINK]
+    state[PATH_GPU] = on_gpu * gpu
+    state[PATH_NDP] = on_ndp * rows[row, _NDP]
+
+
+@loop(
+    "float64[:,::1](float64[::1], float64[:,::1], float64, float64, float64[:,::1], int64[::1], int64[::1],"
+    " float64[::1], int64[::1], int64[::1], float64, boolean)"
+)
+def state_times(
+    point,
+    work,
+    expert_params,
+    hidden_size,
+    matrices,
+    row_offsets,
+    row_work,
+    row_count,
+    state_row,
+    state_before,
+    shared_s,
+    overlapped,
+):
+    """Time of every state at one hardware point [S, STATE_SIZE], in seconds; see the columns above.
+
+    ``shared_s`` is the time of the shared experts of a layer on the GPU [s]; with ``overlapped`` the two sides
+    run at the same time, else one after the other.
+    """
+    priced = np.empty((work.shape[0], 5))
+    rows = np.empty((row_offsets.shape[0] - 1, 5))
+    _price_work(point, work, expert_params, hidden_size, matrices, priced)
+    _price_rows(priced, row_offsets, row_work, row_count, rows)
+    states = np.empty((state_row.shape[0], STATE_SIZE))
+    for s in range(state_row.shape[0]):
+        _price_state(rows, state_row[s], state_before[s], shared_s, overlapped, states[s])
+    return states
+
+
+@loop(
+    "float64[:,::1](float64[:,::1], float64[:,::1], float64, float64, float64[:,::1], int64[::1], int64[::1],"
+    " float64[::1], int64[::1], int64[::1], float64[::1], boolean, float64[::1])"
+)
+def weighted_state_times(
+    points,
+    work,
+    expert_params,
+    hidden_size,
+    matrices,
+    row_offsets,
+    row_work,
+    row_count,
+    state_row,
+    state_before,
+    shared_s,
+    overlapped,
+    weight,
+):
+    """Sum of all states, each times its ``weight`` [S], at every hardware point [N, STATE_SIZE].
+
+    ``shared_s`` [N] is given per point; everything else as in `state_times`.
+    """
+    priced = np.empty((work.shape[0], 5))
+    rows = np.empty((row_offsets.shape[0] - 1, 5))
+    state = np.empty(STATE_SIZE)
+    totals = np.zeros((points.shape[0], STATE_SIZE))
+    for n in range(points.shape[0]):
+        _price_work(points[n], work, expert_params, hidden_size, matrices, priced)
+        _price_rows(priced, row_offsets, row_work, row_count, rows)
+        for s in range(state_row.shape[0]):
+            _price_state(rows, state_row[s], state_before[s], shared_s[n], overlapped, state)
+            for c in range(STATE_SIZE):
+                totals[n, c] += weight[s] * state[c]
+    return totals
+
+
+@loop("float64[::1](float64[::1], int64[:,::1])")
+def token_sums(state_time, state_id):
+    """Sum of each token's states over its layers [T]; ``state_id`` [T, L] numbers the states."""
+    sums = np.zeros(state_id.shape[0])
+    for t in range(state_id.shape[0]):
+        for layer in range(state_id.shape[1]):
+            sums[t] += state_time[state_id[t, layer]]
+    return sums
+
+
+@loop("int64[:,::1](uint8[:,:,::1], int64)")
+def pick_keys(picks, num_classes):
+    """One number for the multiset of classes of each (token, layer) [T, L].
+
+    The key reads the sorted classes as digits in base ``num_classes``, so the order of picks does not matter.
+    Returns -1 everywhere when such keys would not fit in 62 bits.
+    """
+    tokens, layers, width = picks.shape
+    keys = np.empty((tokens, layers), np.int64)
+    if width * math.log2(max(num_classes, 2)) > 62.0:
+        keys[:, :] = -1
+        return keys
+    digits = np.empty(width, np.int64)
+    for t in range(tokens):
+        for layer in range(layers):
+            for j in range(width):
+                value = np.int64(picks[t, layer, j])
+                i = j
+                while i > 0 and digits[i - 1] > value:
+                    digits[i] = digits[i - 1]
+                    i -= 1
+                digits[i] = value
+            key = np.int64(0)
+            for j in range(width):
+                key = key * num_classes + digits[j]
+            keys[t, layer] = key
+    return keys

@@ -1,0 +1,300 @@
+"""The slow, plain evaluation: every pick of every layer of every token, one after another.
+
+It shares no arithmetic with `evaluate`: the formulas come from ``reference.py``, nothing is compressed, and every
+sum is written out. Use it to check the point that matters (``perfmodel compare --check``).
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel import reference
+from perfmodel.evaluate import (
+    ATTENTION_LAUNCHES,
+    DENSE_LAUNCHES,
+    HEAD_LAUNCHES,
+    PARTS,
+    ROUTER_LAUNCHES,
+    Evaluation,
+    Run,
+)
+from perfmodel.hardware import System
+from perfmodel.point import dram_efficiency
+from perfmodel.policies import Executor, WorkClass
+
+_ACTIVATION_BYTES = 2
+
+
+class _Machine:
+    """The costs of single operations on one system, from the reference formulas."""
+
+    def __init__(self, run: Run, system: System) -> None:
+        self.model, self.system = run.model, system
+        overhead = system.gpu.layer_overhead_s
+        self.launch_s = system.gpu.launch_overhead_s if overhead is None else 0.0
+        self.layer_overhead_s = 0.0 if overhead is None else overhead
+        self.gpu_flops = system.gpu.effective_flops_per_s("fp16")
+        self.gpu_rate = system.gpu.effective_memory_bandwidth_bytes_per_s
+        # The reference walks through every fold, so the same work is timed once.
+        self.expert_on_gpu = functools.cache(self._expert_on_gpu)
+        self.expert_near_memory = functools.cache(self._expert_near_memory)
+
+    def transfer(self, size: float) -> float:
+        """Time of one copy over the link [s]."""
+        link = self.system.link
+        return float(
+            reference.transfer_time(size, link.effective_bandwidth_bytes_per_s, link.latency_s, link.n_half_bytes)
+        )
+
+    def operator(self, params: float, tokens: float, bits: float, launches: int, kernels: int = 1) -> float:
+        """Time of one GPU operator that reads its weights once [s]."""
+        if params == 0:
+            return 0.0
+        moved = params * bits / 8 + 2 * tokens * self.model.hidden_size * _ACTIVATION_BYTES
+        n_half = self.system.gpu.memory_n_half_bytes * kernels
+        return float(
+            reference.roofline_time(
+                2 * tokens * params, moved, self.gpu_flops, self.gpu_rate, n_half, launches * self.launch_s
+            )
+        )
+
+    def _expert_on_gpu(self, tokens: int, bits: float) -> float:
+        """Time of one expert on the GPU [s]."""
+        matrices = len(self.model.expert_matrices)
+        return self.operator(self.model.expert_params, tokens, bits, matrices, matrices)
+
+    def _expert_near_memory(self, tokens: int, work: WorkClass) -> float:
+        """Time of one expert on the near-data device, without the link [s]."""
+        ndp = self.system.ndp
+        assert ndp is not None
+        if ndp.precision_scaling == "linear":
+            rate = 16 / work.bits
+        elif ndp.precision_scaling == "native":
+            rate = ndp.array_rate(math.floor(work.bits))
+        else:
+            rate = 1.0
+        stored = work.bits + (ndp.scale_bits_per_weight if work.quantised else 0.0)
+        codes = {"os": 0, "ws": 1, "is": 2}
+        return math.fsum(
+            float(
+                reference.gemm_time(
+                    tokens,
+                    inputs,
+                    outputs,
+                    stored,
+                    ndp.rows,
+                    ndp.cols,
+                    ndp.arrays,
+                    ndp.clock_hz,
+                    codes[ndp.dataflow],
+                    rate,
+                    ndp.dram_bandwidth_bytes_per_s * dram_efficiency(ndp),
+                )
+            )
+            for inputs, outputs in self.model.expert_matrices
+        )
+
+    def attention(self, formula: Callable[..., Any], tokens: float) -> float:
+        """Attention of all layers, by the decode or the prefill formula [s]."""
+        total = 0.0
+        for kind in self.model.attention:
+            for _ in kind.layers:
+                total += float(
+                    formula(
+                        tokens,
+                        np.inf if kind.window is None else kind.window,
+                        2 * kind.params,
+                        kind.params * self.model.bits / 8,
+                        kind.context_flops_per_token,
+                        kind.kv_elements_per_token * _ACTIVATION_BYTES,
+                        self.gpu_flops,
+                        self.gpu_rate,
+                        self.system.gpu.memory_n_half_bytes,
+                        ATTENTION_LAUNCHES * self.launch_s,
+                    )
+                )
+        return total
+
+
+class _Layer:
+    """Both sides of one layer, filled pick by pick."""
+
+    def __init__(self, shared_s: float) -> None:
+        self.link = self.link_ahead = self.ndp_link = self.ndp = 0.0
+        self.gpu = shared_s
+
+    def add(self, machine: _Machine, work: WorkClass, tokens: int) -> None:
+        """Add one expert's work."""
+        if work.executor == Executor.SKIP or tokens == 0:
+            return
+        if work.executor == Executor.NDP:
+            self.ndp_link += 2 * machine.transfer(tokens * machine.model.hidden_size * _ACTIVATION_BYTES)
+            self.ndp += machine.expert_near_memory(tokens, work)
+            return
+        self.gpu += machine.expert_on_gpu(tokens, work.bits)
+        if work.executor == Executor.FETCH:
+            copy = machine.transfer(machine.model.expert_params * work.bits / 8)
+            if work.wasted:
+                self.link_ahead += copy
+            if work.ahead:
+                self.link_ahead += copy
+            else:
+                self.link += copy
+
+    def path(self, gpu_before: float, overlap: str) -> dict[str, float]:
+        """What is on the critical path, by part [s]."""
+        link = self.link + max(0.0, self.link_ahead - gpu_before)
+        gpu = {"link": link, "experts_gpu": self.gpu, "ndp": 0.0}
+        near = {"link": self.ndp_link, "experts_gpu": 0.0, "ndp": self.ndp}
+        if overlap == "sum":
+            return {part: gpu[part] + near[part] for part in gpu}
+        return gpu if link + self.gpu >= self.ndp_link + self.ndp else near
+
+
+def per_pick(run: Run, system: System | None = None) -> dict[str, Any]:
+    """Every timed metric of ``run.price(system)``, by the plain loop; the same names, None for the same absences.
+
+    Meant for small traces and for spot checks: it takes about 10 microseconds a pick.
+    """
+    machine = _Machine(run, system or run.system)
+    model, plan = run.model, run.plan
+    shared = machine.operator(model.shared_expert_params, 1, model.bits, DENSE_LAUNCHES)
+    fixed = {
+        "router": len(model.moe_layers) * machine.operator(model.router_params, 1, model.bits, ROUTER_LAUNCHES),
+        "dense": model.num_dense_layers * machine.operator(model.dense_ffn_params, 1, model.bits, DENSE_LAUNCHES),
+        "head": machine.operator(model.head_params, 1, model.bits, HEAD_LAUNCHES),
+        "overhead": model.num_layers * machine.layer_overhead_s,
+    }
+    tokens: list[float] = []
+    decode: list[float] = []
+    # Kept as lists and added exactly at the end: a running sum over a long trace would lose digits.
+    sums: dict[str, list[float]] = {part: [] for part in PARTS}
+    busy: dict[str, list[float]] = {"gpu": [], "link": [], "ndp": []}
+    for s in range(len(plan.offsets) - 1):
+        first = len(tokens)
+        for step, t in enumerate(range(int(plan.offsets[s]), int(plan.offsets[s + 1]))):
+            parts = dict.fromkeys(PARTS, 0.0) | fixed
+            context = int(plan.context_start[s]) + step + 1
+            parts["attention"] = machine.attention(reference.decode_attention_time, context)
+            gpu_before = 0.0
+            for picks in plan.picks[t]:
+                layer = _Layer(shared)
+                for pick in picks:
+                    layer.add(machine, plan.classes[int(pick)], 1)
+                for part, value in layer.path(gpu_before, plan.overlap).items():
+                    parts[part] += value
+                gpu_before = layer.gpu
+                busy["gpu"].append(layer.gpu)
+                busy["link"].append(layer.link + layer.link_ahead + layer.ndp_link)
+                busy["ndp"].append(layer.ndp)
+            busy["gpu"] += [parts[part] for part in ("attention", "router", "dense", "head")]
+            tokens.append(math.fsum(parts.values()))
+            for part in PARTS:
+                sums[part].append(parts[part])
+        decode.append(math.fsum(tokens[first:]))
+    prefill = _prefill(machine, run)
+    expert = machine.transfer(model.expert_params * model.expert_bits / 8)
+    migration = [float(count) * expert for count in plan.migrated_experts]
+    count = len(tokens)
+    mean = math.fsum(tokens) / count
+    result: dict[str, Any] = {
+        "ttft_s": None if prefill is None else sum(prefill) / len(prefill),
+        "migration_s": sum(migration) / len(migration),
+        "decode_s": sum(decode) / len(decode),
+        "end_to_end_s": None,
+        "tpot_mean_s": mean,
+        "tpot_max_s": max(tokens),
+        "decode_tok_per_s": 1 / mean,
+        "ndp_side_s": math.fsum(busy["ndp"]) / count,
+        "breakdown_s": {part: math.fsum(values) / count for part, values in sums.items()},
+        "busy_s": {part: math.fsum(values) / count for part, values in busy.items()},
+        "bytes_per_token": _bytes(machine, run),
+    }
+    for q in (50, 95, 99):
+        result[f"tpot_p{q}_s"] = float(np.percentile(tokens, q))
+    if prefill is not None:
+        totals = [a + b + c for a, b, c in zip(prefill, migration, decode, strict=True)]
+        result["end_to_end_s"] = sum(totals) / len(totals)
+    return result
+
+
+def largest_difference(evaluation: Evaluation, checked: dict[str, Any]) -> float:
+    """Largest relative difference between an evaluation and the plain loop, over every number of both [1]."""
+
+    def difference(one: Any, other: Any) -> float:
+        if isinstance(other, dict):
+            return max(difference(one[key], value) for key, value in other.items())
+        if one is None or other is None:
+            return 0.0 if one is other else np.inf
+        return 0.0 if one == other else abs(one - other) / max(abs(one), abs(other))
+
+    return max(difference(getattr(evaluation, name), value) for name, value in checked.items())
+
+
+def _prefill(machine: _Machine, run: Run) -> list[float] | None:
+    model, plan = run.model, run.plan
+    if plan.prefill_tokens is None or plan.prefill_class is None:
+        return None
+    times = []
+    for s, prompt in enumerate(plan.prompt_tokens.tolist()):
+        total = machine.attention(reference.prefill_attention_time, prompt)
+        router = machine.operator(model.router_params, prompt, model.bits, ROUTER_LAUNCHES)
+        dense = machine.operator(model.dense_ffn_params, prompt, model.bits, DENSE_LAUNCHES)
+        total += len(model.moe_layers) * router + model.num_dense_layers * dense
+        total += machine.operator(model.head_params, 1, model.bits, HEAD_LAUNCHES)
+        total += model.num_layers * machine.layer_overhead_s
+        shared = machine.operator(model.shared_expert_params, prompt, model.bits, DENSE_LAUNCHES)
+        for classes, counts in zip(plan.prefill_class[s], plan.prefill_tokens[s], strict=True):
+            layer = _Layer(shared)
+            for number, count in zip(classes.tolist(), counts.tolist(), strict=True):
+                layer.add(machine, plan.classes[number], count)
+            total += sum(layer.path(0.0, "max").values())
+        times.append(total)
+    return times
+
+
+def _bytes(machine: _Machine, run: Run) -> dict[str, float]:
+    """Mean bytes of a decode step by tier, pick by pick."""
+    model, plan = run.model, run.plan
+    ndp = run.system.ndp
+    activation = 2 * model.hidden_size * _ACTIVATION_BYTES
+    tiers = ("gpu_memory", "link_weights", "link_activations", "ndp_memory")
+    moved: dict[str, list[float]] = {tier: [] for tier in tiers}
+    steps = 0
+    every: list[tuple[float, int]] = [
+        (model.router_params, len(model.moe_layers)),
+        (model.dense_ffn_params, model.num_dense_layers),
+        (model.head_params, 1),
+        (model.shared_expert_params, len(model.moe_layers)),
+    ]
+    for s in range(len(plan.offsets) - 1):
+        for step, t in enumerate(range(int(plan.offsets[s]), int(plan.offsets[s + 1]))):
+            steps += 1
+            context = int(plan.context_start[s]) + step + 1
+            for params, count in every:
+                moved["gpu_memory"].append(count * (params * model.bits / 8 + activation) if params else 0.0)
+            for kind in model.attention:
+                seen = context if kind.window is None else min(context, kind.window)
+                kv = seen * kind.kv_elements_per_token * _ACTIVATION_BYTES
+                moved["gpu_memory"].append(len(kind.layers) * (kind.params * model.bits / 8 + kv))
+            for pick in _flat(plan.picks[t]):
+                work = plan.classes[pick]
+                weights = model.expert_params * work.bits / 8
+                if work.executor in (Executor.GPU, Executor.FETCH):
+                    moved["gpu_memory"].append(weights + activation)
+                if work.executor == Executor.FETCH:
+                    moved["link_weights"].append(weights * (2 if work.wasted else 1))
+                if work.executor == Executor.NDP:
+                    scales = ndp.scale_bits_per_weight if ndp is not None and work.quantised else 0.0
+                    elements = sum(a * b for a, b in model.expert_matrices)
+                    moved["link_activations"].append(activation)
+                    moved["ndp_memory"].append(elements * (work.bits + scales) / 8)
+    return {tier: math.fsum(values) / steps for tier, values in moved.items()}
+
+
+def _flat(picks: NDArray[np.uint8]) -> list[int]:
+    return [int(pick) for pick in picks.ravel()]

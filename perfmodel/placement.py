@@ -1,0 +1,171 @@
+"""Which experts stay on the GPU: importance from routing statistics, top-K, and what fits in memory.
+
+Source of the rules: arXiv 2512.04476, section on context-aware placement.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.errors import PlacementError, PolicyError
+from perfmodel.model import MoEModel
+from perfmodel.routing import RoutingTrace, statistics
+
+Phase = Literal["prefill", "decode"]
+Norm = Literal["sum", "min-max"]
+
+#: Experts per layer on the GPU in the published evaluation, by (layers, experts, hidden size).
+PUBLISHED_GPU_EXPERTS = {(32, 8, 4096): 4, (56, 8, 6144): 2}
+
+
+class Importance(NamedTuple):
+    """Importance of each expert, and what had to be assumed to get it.
+
+    values : float64 [sequences, layers, experts], non-negative.
+    alpha : share of the selection counts that was used.
+    notes : sentences for the report.
+    """
+
+    values: NDArray[np.float64]
+    alpha: float
+    notes: tuple[str, ...]
+
+
+def _normalised(values: NDArray[np.float64], norm: Norm) -> NDArray[np.float64]:
+    if norm == "sum":
+        total = values.sum(axis=-1, keepdims=True)
+        return np.asarray(np.divide(values, total, out=np.zeros_like(values), where=total > 0))
+    low = values.min(axis=-1, keepdims=True)
+    span = values.max(axis=-1, keepdims=True) - low
+    return np.asarray(np.divide(values - low, span, out=np.zeros_like(values), where=span > 0))
+
+
+def importance(
+    trace: RoutingTrace,
+    *,
+    alpha: float = 0.5,
+    norm: Norm = "sum",
+    phase: Phase = "prefill",
+    leave_one_out: bool = False,
+) -> Importance:
+    r"""Importance of every expert of every layer, one set a sequence.
+
+    .. math:: S_{l,e} = \alpha\,\mathrm{Norm}(P_{l,e}) + (1 - \alpha)\,\mathrm{Norm}(W_{l,e})
+
+    with P the number of times the router selected the expert in the phase and W the sum of its routing weights
+    over those selections. ``Norm`` divides by the layer's sum (the usual reading) or rescales to [0, 1].
+
+    Parameters
+    ----------
+    trace : recorded routing. Without weights alpha is forced to 1, and the notes say so.
+    alpha : share of the counts [1], 0 to 1.
+    phase : which rows are counted.
+    leave_one_out : count the *other* sequences' rows instead of the sequence's own (a static profile).
+
+    Raises
+    ------
+    PolicyError : alpha out of range, or no other sequence to profile.
+
+    Source: arXiv 2512.04476; the text leaves ``Norm`` open.
+    """
+    if not 0.0 <= alpha <= 1.0:
+        raise PolicyError(f"alpha: found {alpha}, allowed 0 to 1")
+    notes: list[str] = []
+    if trace.topk_weights is None and alpha != 1.0:
+        notes.append(f"the trace has no routing weights: alpha forced from {alpha:g} to 1 (counts alone)")
+        alpha = 1.0
+    counts = statistics.selection_counts(trace, phase).astype(np.float64)
+    weights = statistics.weight_sums(trace, phase) if alpha < 1.0 else np.zeros_like(counts)
+    if leave_one_out:
+        if trace.num_sequences < 2:
+            raise PolicyError("a profile of the other sequences needs a trace with at least 2 sequences, found 1")
+        counts = counts.sum(axis=0, keepdims=True) - counts
+        # Summing the others directly keeps a rounding residue of the sequence itself out of its profile.
+        weights = np.stack([np.delete(weights, s, axis=0).sum(axis=0) for s in range(trace.num_sequences)])
+    values = alpha * _normalised(counts, norm) + (1.0 - alpha) * _normalised(weights, norm)
+    return Importance(values, alpha, tuple(notes))
+
+
+def top_experts(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
+    """Mask of the ``count`` most important experts along the last axis; ties go to the lower expert id."""
+    order = np.argsort(-values, axis=-1, kind="stable")
+    mask = np.zeros(values.shape, dtype=np.bool_)
+    np.put_along_axis(mask, order[..., :count], True, axis=-1)
+    return mask
+
+
+class Footprint(NamedTuple):
+    """Bytes on one device, by use [byte]."""
+
+    other_weights: float
+    experts: float
+    replicas: float
+    kv_cache: float
+    buffers: float
+
+    @property
+    def total(self) -> float:
+        """Sum over all uses [byte]."""
+        return float(sum(self))
+
+
+def gpu_footprint(
+    model: MoEModel, experts_per_layer: float, context_tokens: int, *, buffer_bytes: float = 0.0
+) -> Footprint:
+    """GPU bytes with ``experts_per_layer`` experts of every MoE layer resident at the stored precision."""
+    resident = experts_per_layer * len(model.moe_layers) * model.expert_bytes(model.expert_bits)
+    return Footprint(
+        other_weights=model.non_expert_params * model.bits / 8,
+        experts=resident,
+        replicas=0.0,
+        kv_cache=float(model.kv_bytes(context_tokens)),
+        buffers=buffer_bytes,
+    )
+
+
+def memory_footprint(model: MoEModel, replica_bits: Sequence[float]) -> Footprint:
+    """Bytes on the near-data device: every expert at its stored precision, and one copy at each replica width."""
+    experts = model.num_experts * len(model.moe_layers)
+    return Footprint(
+        other_weights=0.0,
+        experts=experts * model.expert_bytes(model.expert_bits),
+        replicas=sum(experts * model.expert_bytes(bits) for bits in replica_bits),
+        kv_cache=0.0,
+        buffers=0.0,
+    )
+
+
+def _sum_text(use: Footprint) -> str:
+    names = ("other weights", "experts", "replicas", "KV cache", "buffers")
+    parts = [f"{name} {value / 1e9:.2f}" for name, value in zip(names, use, strict=True) if value]
+    return " + ".join(parts) + f" = {use.total / 1e9:.2f} GB"
+
+
+def check_fits(what: str, use: Footprint, capacity_bytes: float, advice: str) -> None:
+    """Refuse a footprint above the capacity, showing the sum.
+
+    Raises
+    ------
+    PlacementError : with every term of the sum, the capacity and what to change.
+    """
+    if use.total > capacity_bytes:
+        raise PlacementError(f"{what} does not fit: {_sum_text(use)}, capacity {capacity_bytes / 1e9:.2f} GB; {advice}")
+
+
+def largest_gpu_experts(model: MoEModel, capacity_bytes: float, context_tokens: int) -> int:
+    """Largest count of resident experts per layer that fits the GPU, -1 if not even zero does."""
+    per_layer = len(model.moe_layers) * model.expert_bytes(model.expert_bits)
+    free = capacity_bytes - gpu_footprint(model, 0, context_tokens).total
+    return min(model.num_experts, int(np.floor(free / per_layer))) if free >= 0 else -1
+
+
+def default_gpu_experts(model: MoEModel, capacity_bytes: float, context_tokens: int) -> int:
+    """Published count for the two Mixtrals, else the largest count up to half of the experts that fits.
+
+    A published count that does not fit the given GPU gives way to the largest that does.
+    """
+    shape = (model.num_layers, model.num_experts, model.hidden_size)
+    wanted = PUBLISHED_GPU_EXPERTS.get(shape, model.num_experts // 2)
+    return max(0, min(wanted, largest_gpu_experts(model, capacity_bytes, context_tokens)))

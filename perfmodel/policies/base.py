@@ -1,0 +1,348 @@
+"""A policy turns a recorded trace into a plan: who runs which expert, at how many bits, over which link.
+
+A plan never times anything, and a cost kernel never decides anything.
+"""
+
+import dataclasses
+import difflib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from types import UnionType
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel import placement
+from perfmodel.bitwidth import LossTable
+from perfmodel.errors import PolicyError
+from perfmodel.hardware import System
+from perfmodel.model import MoEModel
+from perfmodel.point import link_bytes_per_s, ndp_bytes_per_s
+from perfmodel.routing import Replay, statistics
+
+Overlap = Literal["max", "sum"]
+PrefillMode = Literal["ndp", "fetch", "balanced"]
+Rounding = Literal["nearest", "floor", "ceil"]
+
+
+class Executor(IntEnum):
+    """Where one expert's work runs."""
+
+    GPU = 0  #: resident in GPU memory
+    FETCH = 1  #: copied over the link, then run on the GPU
+    NDP = 2  #: in place on the near-data device
+    SKIP = 3  #: not run at all
+
+
+class WorkClass(NamedTuple):
+    """What happens with one selected expert.
+
+    bits : stored bits a weight [bit].
+    quantised : a replica below the model's stored precision, so group scales are read along with it.
+    ahead : the copy was issued during the previous layer (only with FETCH).
+    wasted : a wrongly predicted copy of the same size was issued ahead and is not aborted (only with FETCH).
+    """
+
+    executor: Executor
+    bits: float
+    quantised: bool = False
+    ahead: bool = False
+    wasted: bool = False
+
+
+class ClassTable:
+    """Collects the work classes of a plan and hands out their numbers."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[WorkClass, int] = {}
+
+    def number(self, work: WorkClass) -> int:
+        """Number of a class; a new class gets the next one."""
+        return self._numbers.setdefault(work, len(self._numbers))
+
+    def classes(self) -> tuple[WorkClass, ...]:
+        """All classes in the order of their numbers."""
+        return tuple(self._numbers)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every decision of one policy on one trace, before any time is known.
+
+    policy : the policy with all its options spelled out.
+    classes : the work classes that ``picks`` and ``prefill_class`` refer to by number.
+    picks : uint8 [decode tokens, layers, k], the class of every selected expert; sequences one after another.
+    offsets : int64 [sequences + 1], where each sequence's decode tokens start.
+    context_start : int64 [sequences], tokens of context before the first decode step.
+    prompt_tokens : int64 [sequences], tokens of the priced prefill (0 without one).
+    overlap : how the GPU side and the near-data side of a layer combine while decoding.
+    prefill_class, prefill_tokens : [sequences, layers, experts], class and token count of every expert in the
+        prefill, or None when the trace holds no prefill.
+    migrated_experts : float64 [sequences], experts copied to the GPU once, between prefill and decode.
+    gpu_experts : experts of every layer resident on the GPU (what the memory check counts).
+    gpu_buffer_bytes : caches and staging buffers on the GPU [byte].
+    memory_holds_experts : the device behind the link holds every expert.
+    replica_bits : widths of the quantised copies kept beside the full-precision experts [bit].
+    hot : bool [sequences, layers, experts], the placement, where the policy has one.
+    notes : sentences for the report: what was assumed or chosen by default.
+    """
+
+    policy: str
+    classes: tuple[WorkClass, ...]
+    picks: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    context_start: NDArray[np.int64]
+    prompt_tokens: NDArray[np.int64]
+    overlap: Overlap
+    prefill_class: NDArray[np.uint8] | None
+    prefill_tokens: NDArray[np.int64] | None
+    migrated_experts: NDArray[np.float64]
+    gpu_experts: float
+    gpu_buffer_bytes: float
+    replica_bits: tuple[float, ...]
+    hot: NDArray[np.bool_] | None
+    alpha: float | None
+    notes: tuple[str, ...]
+
+
+class PlanInputs(NamedTuple):
+    """What a policy may look at. ``system`` serves capacity checks and hardware-dependent rules only."""
+
+    model: MoEModel
+    system: System
+    replay: Replay
+    losses: LossTable | None
+
+    @property
+    def max_context(self) -> int:
+        """Longest context that any sequence reaches [tokens]."""
+        trace = self.replay.trace
+        decoded = np.diff(trace.sequence_offsets) - trace.prompt_len
+        return int((self.replay.context_start + decoded).max())
+
+
+class OptionInfo(NamedTuple):
+    """One option of a policy, for tables and help."""
+
+    name: str
+    default: Any
+    allowed: str
+    meaning: str
+
+
+def option(default: Any, meaning: str, allowed: str = "") -> Any:
+    """Dataclass field of a policy option with its meaning and, in words, its allowed values."""
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "allowed": allowed})
+
+
+@dataclass(frozen=True)
+class Policy(ABC):
+    """Base of all policies: a frozen dataclass whose fields are the options."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    source: ClassVar[str]
+    needs_ndp: ClassVar[bool] = True
+
+    @abstractmethod
+    def plan(self, inputs: PlanInputs) -> Plan:
+        """Decide everything for one trace. Raises PolicyError, PlacementError or TraceError."""
+
+    @property
+    def hardware_dependent(self) -> bool:
+        """Whether a change of bandwidths can change the plan."""
+        return False
+
+    @property
+    def spec(self) -> str:
+        """The policy with every option, in the form the command line reads."""
+        values = ",".join(f"{f.name}={_text(getattr(self, f.name))}" for f in dataclasses.fields(self))
+        return f"{self.name}:{values}" if values else self.name
+
+    @classmethod
+    def options(cls) -> tuple[OptionInfo, ...]:
+        """Every option with default, allowed values and meaning."""
+        return tuple(OptionInfo(f.name, f.default, _allowed(f), f.metadata["meaning"]) for f in dataclasses.fields(cls))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "auto"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _allowed(field: "dataclasses.Field[Any]") -> str:
+    choices = _choices(field.type)
+    return " | ".join(map(str, choices)) if choices else str(field.metadata["allowed"])
+
+
+def _convert(policy: str, field: "dataclasses.Field[Any]", text: str) -> Any:
+    """Value of an option from its text, by the field's type; the range is checked by the policy itself."""
+    kinds = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
+    if type(None) in kinds and text in ("auto", "none"):
+        return None
+    choices = _choices(field.type)
+    if choices:
+        if text in choices:
+            return text
+    else:
+        for kind in (k for k in kinds if k is not type(None)):
+            try:
+                value = kind(text)
+            except ValueError:
+                continue
+            if not isinstance(value, float) or math.isfinite(value):
+                return value
+    raise PolicyError(f"policy {policy}: option {field.name}: found {text!r}, allowed {_allowed(field)}")
+
+
+def parse_options(kind: type[Policy], text: str) -> Policy:
+    """Policy of the given kind from ``key=value,key=value``.
+
+    Raises
+    ------
+    PolicyError : unknown or repeated option, or a value of the wrong type or range.
+    """
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals:
+            raise PolicyError(f"policy {kind.name}: found {item!r}, allowed key=value pairs joined by commas")
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, n=3)
+            hint = f"; did you mean {', '.join(close)}?" if close else ""
+            raise PolicyError(
+                f"policy {kind.name}: unknown option {key!r}, allowed {', '.join(fields) or 'none'}{hint}"
+            )
+        if key in values:
+            raise PolicyError(f"policy {kind.name}: option {key} is given twice")
+        values[key] = _convert(kind.name, fields[key], value)
+    return kind(**values)
+
+
+def require(policy: Policy, option_name: str, ok: bool, allowed: str) -> None:
+    """Refuse an option value outside its range."""
+    if not ok:
+        found = getattr(policy, option_name)
+        raise PolicyError(f"policy {policy.name}: option {option_name}: found {found}, allowed {allowed}")
+
+
+def need_ndp(policy: Policy, system: System) -> None:
+    """Refuse a system without a near-data device."""
+    if system.ndp is None:
+        raise PolicyError(
+            f"policy {policy.name} runs experts on a near-data device, and system {system.name} has none; "
+            "choose a system with an ndp part (perfmodel specs list) or the policy hobbit"
+        )
+
+
+def decode_ids(
+    inputs: PlanInputs,
+) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+    """Expert ids of every decode step, with what goes along.
+
+    Returns
+    -------
+    ids [T, L, k] with unassigned picks set to 0; assigned [T, L, k]; sequence number of each step [T];
+    offsets of the sequences' decode steps [S + 1].
+    """
+    trace = inputs.replay.trace
+    rows = trace.phase("decode")
+    ids = trace.topk_ids[rows]
+    assigned = ids != np.iinfo(ids.dtype).max
+    lengths = np.diff(trace.sequence_offsets) - trace.prompt_len
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    sequence = np.repeat(np.arange(trace.num_sequences), lengths)
+    return np.where(assigned, ids, 0), assigned, sequence, offsets
+
+
+def decode_weights(inputs: PlanInputs) -> NDArray[np.float32]:
+    """Routing weight of every decode pick [T, L, k]; without recorded weights, earlier picks weigh more."""
+    trace = inputs.replay.trace
+    rows = trace.phase("decode")
+    if trace.topk_weights is not None:
+        return trace.topk_weights[rows]
+    rank = np.arange(trace.top_k, 0, -1, dtype=np.float32)
+    return np.broadcast_to(rank, (int(rows.sum()), trace.num_layers, trace.top_k))
+
+
+def prefill_counts(inputs: PlanInputs) -> NDArray[np.int64] | None:
+    """Tokens per expert of every sequence's prefill [S, L, E], or None when the trace holds no prefill."""
+    trace = inputs.replay.trace
+    return statistics.selection_counts(trace, "prefill") if trace.has_prefill else None
+
+
+def split_count(count: NDArray[np.int64], system: System, rounding: Rounding) -> NDArray[np.int64]:
+    r"""How many of ``count`` experts go to the GPU so that both sides finish together.
+
+    .. math:: H = n\,\frac{B_\mathrm{link}}{B_\mathrm{link} + B_\mathrm{NDP}}
+
+    the point where copying H experts takes as long as reading the other n - H in place, both at the effective
+    rates of the system. Source: MoNDE, arXiv 2405.18832; the rounding is not published, so it is an option.
+    """
+    link, near = link_bytes_per_s(system), ndp_bytes_per_s(system)
+    share = count * (link / (link + near))
+    rounded = {"nearest": np.rint, "floor": np.floor, "ceil": np.ceil}[rounding](share)
+    return np.asarray(rounded, dtype=np.int64)
+
+
+def plan_prefill(
+    inputs: PlanInputs, mode: PrefillMode, table: ClassTable, hot: NDArray[np.bool_] | None = None
+) -> tuple[NDArray[np.uint8] | None, NDArray[np.int64] | None]:
+    """Class and token count of every expert in the prefill, at the stored precision.
+
+    ``ndp`` runs experts where they live: on the near-data device, or on the GPU for those in ``hot`` (a placement
+    known before the prompt). ``fetch`` copies every selected expert to the GPU. ``balanced`` copies the experts
+    with most tokens and leaves the rest (see split_count; ties go to the lower expert id).
+    """
+    tokens = prefill_counts(inputs)
+    if tokens is None:
+        return None, None
+    bits = float(inputs.model.expert_bits)
+    here = np.zeros(tokens.shape, np.bool_) if hot is None else hot
+    fetch = np.zeros(tokens.shape, np.bool_)
+    if mode == "fetch":
+        fetch = ~here
+    elif mode == "balanced":
+        cold = np.where(here, 0, tokens)
+        order = np.argsort(-cold, axis=-1, kind="stable")
+        rank = np.argsort(order, axis=-1, kind="stable")
+        fetch = rank < split_count((cold > 0).sum(axis=-1, keepdims=True), inputs.system, "nearest")
+    classes = np.full(tokens.shape, table.number(WorkClass(Executor.NDP, bits)) if mode != "fetch" else 0, np.uint8)
+    if fetch.any():
+        classes[fetch] = table.number(WorkClass(Executor.FETCH, bits))
+    if here.any():
+        classes[here] = table.number(WorkClass(Executor.GPU, bits))
+    return classes, tokens
+
+
+def check_memory(inputs: PlanInputs, plan: Plan) -> None:
+    """Refuse a plan whose weights do not fit the GPU or the device behind the link."""
+    model, system = inputs.model, inputs.system
+    capacity = system.gpu.memory_capacity_bytes
+    use = placement.gpu_footprint(model, plan.gpu_experts, inputs.max_context, buffer_bytes=plan.gpu_buffer_bytes)
+    most = placement.largest_gpu_experts(model, capacity - plan.gpu_buffer_bytes, inputs.max_context)
+    advice = f"at most {most} experts a layer fit" if most >= 0 else "not even zero experts a layer fit"
+    what = f"{model.name} with {plan.gpu_experts:g} experts a layer at {inputs.max_context} tokens on {system.gpu.name}"
+    placement.check_fits(what, use, capacity, advice)
+    if system.ndp is not None:
+        placement.check_fits(
+            f"{model.name} on {system.ndp.name}",
+            placement.memory_footprint(model, plan.replica_bits),
+            system.ndp.capacity_bytes,
+            "use a device with more capacity or fewer replicas",
+        )
+
+
+def token_offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
+    """Start of each run in a concatenation of runs of the given lengths."""
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)

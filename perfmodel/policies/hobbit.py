@@ -1,0 +1,196 @@
+"""HOBBIT: everything runs on the GPU; missing experts are copied at a precision that depends on their weight.
+
+Source: arXiv 2411.01433. The picks of a token are ranked by routing weight; ``s`` is the sum of the normalised
+weights of the better-ranked ones (0 for the best). On a cache miss a pick is copied at high precision for
+``s <= t1``, at low precision for ``s <= t2``, and skipped above. On Mixtral the published thresholds give
+67 / 30 / 3 % of the picks.
+
+- ``split=published`` (default) applies those shares: within every sequence the 67 % of picks with the smallest
+  ``s`` are high, the next 30 % low, the rest skipped. Ties are spread evenly over the sequence.
+- ``split=gates`` applies the thresholds to the trace's own weights.
+- Caches are per layer and precision, least recently used first, empty at the start of a sequence. The published
+  eviction score mixes four terms whose weights are not published; LRU is its recency term alone.
+- ``prefetch_accuracy`` is the share of misses whose copy was issued a layer ahead. The other misses pay for a
+  wrongly predicted copy as well, because a started copy is not aborted. The first layer is never ahead.
+- A prefill copies every selected expert once, at high precision.
+"""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.errors import PolicyError
+from perfmodel.kernels.cache import MISS_HIGH, MISS_LOW, mixed_cache
+from perfmodel.policies.base import (
+    ClassTable,
+    Executor,
+    Plan,
+    PlanInputs,
+    Policy,
+    WorkClass,
+    check_memory,
+    decode_ids,
+    decode_weights,
+    option,
+    plan_prefill,
+    require,
+)
+
+Split = Literal["published", "gates"]
+
+#: Shares of picks at high precision, low precision and skipped on Mixtral (arXiv 2411.01433).
+PUBLISHED_SHARES = (0.67, 0.30, 0.03)
+_HIGH, _LOW, _SKIP = 0, 1, 2
+_GOLDEN = 0.6180339887498949  # fractional parts of its multiples spread evenly over [0, 1)
+
+
+def _spread(count: int) -> NDArray[np.float64]:
+    """An evenly spread sequence in [0, 1): the same for the same length, and without clusters."""
+    return np.asarray(np.arange(count) * _GOLDEN % 1.0, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Hobbit(Policy):
+    """GPU-only execution with mixed-precision copies."""
+
+    name: ClassVar[str] = "hobbit"
+    summary: ClassVar[str] = "GPU only; missing experts copied at high or low precision, or skipped"
+    source: ClassVar[str] = "arXiv 2411.01433"
+    needs_ndp: ClassVar[bool] = False
+
+    split: Split = option("published", "published shares of the picks, or thresholds on the trace's own weights")
+    t1: float = option(0.6, "with split=gates: largest s copied at high precision", "0 to 1")
+    t2: float = option(0.9, "with split=gates: largest s copied at low precision", "t1 to 1")
+    low_bits: float = option(4.0, "bits of the low-precision copies; high precision is the stored one", "1 to 16")
+    cache_high: int = option(0, "high-precision experts a layer kept on the GPU", "0 to E")
+    cache_low: int = option(0, "low-precision experts a layer kept on the GPU", "0 to E")
+    prefetch_accuracy: float = option(0.0, "share of misses copied a layer ahead; 0 switches prefetch off", "0 to 1")
+
+    def __post_init__(self) -> None:
+        require(self, "t1", 0.0 <= self.t1 <= 1.0, "0 to 1")
+        require(self, "t2", self.t1 <= self.t2 <= 1.0, f"t1={self.t1:g} to 1")
+        require(self, "low_bits", 1.0 <= self.low_bits <= 16.0, "1 to 16")
+        require(self, "cache_high", self.cache_high >= 0, "0 or more")
+        require(self, "cache_low", self.cache_low >= 0, "0 or more")
+        require(self, "prefetch_accuracy", 0.0 <= self.prefetch_accuracy <= 1.0, "0 to 1")
+
+    def _wanted(self, inputs: PlanInputs, assigned: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Precision each pick is copied at on a miss [T, L, k]."""
+        weights = np.where(assigned, decode_weights(inputs), 0.0).astype(np.float64)
+        total = weights.sum(axis=-1, keepdims=True)
+        weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+        order = np.argsort(-weights, axis=-1, kind="stable")
+        ranked = np.take_along_axis(weights, order, axis=-1)
+        better = np.cumsum(ranked, axis=-1) - ranked
+        s = np.empty_like(better)
+        np.put_along_axis(s, order, better, axis=-1)
+        wanted = np.full(s.shape, _SKIP, np.int64)
+        if self.split == "gates":
+            wanted[s <= self.t2] = _LOW
+            wanted[s <= self.t1] = _HIGH
+            return wanted
+        for start, stop in itertools.pairwise(offsets):
+            part = assigned[start:stop]
+            values = s[start:stop][part]
+            # The spread only orders equal s: it is far smaller than any difference of recorded weights.
+            key = values + 1e-9 * _spread(len(values))
+            high, low = np.rint(np.cumsum(PUBLISHED_SHARES[:2]) * len(values)).astype(np.int64)
+            chosen = np.full(len(values), _SKIP, np.int64)
+            if low:
+                chosen[key <= np.partition(key, low - 1)[low - 1]] = _LOW
+            if high:
+                chosen[key <= np.partition(key, high - 1)[high - 1]] = _HIGH
+            wanted[start:stop][part] = chosen
+        return wanted
+
+    def _ahead(self, misses: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which misses were predicted and copied a layer ahead [T, L, k]."""
+        ahead = np.zeros_like(misses)
+        for start, stop in itertools.pairwise(offsets):
+            part = misses[start:stop, 1:]
+            ahead[start:stop, 1:][part] = _spread(int(part.sum())) < self.prefetch_accuracy
+        return ahead
+
+    def _classes(
+        self, outcome: NDArray[np.int64], full: float, offsets: NDArray[np.int64], table: ClassTable
+    ) -> NDArray[np.uint8]:
+        """Work class of every pick, from the outcome of its cache request."""
+        low = min(self.low_bits, full)
+        hit_high, hit_low = WorkClass(Executor.GPU, full), WorkClass(Executor.GPU, low)
+        skip = WorkClass(Executor.SKIP, full)
+        numbers = [table.number(work) for work in (hit_high, hit_low)]
+        numbers += [table.number(WorkClass(Executor.FETCH, bits)) for bits in (full, low)] + [table.number(skip)]
+        picks = np.array(numbers, np.uint8)[outcome]
+        if self.prefetch_accuracy == 0.0:
+            return picks
+        missed = (outcome == MISS_HIGH) | (outcome == MISS_LOW)
+        ahead = self._ahead(missed, offsets)
+        late = missed & ~ahead
+        late[:, 0] = False  # nothing was predicted for the first layer
+        for code, bits in ((MISS_HIGH, full), (MISS_LOW, low)):
+            picks[ahead & (outcome == code)] = table.number(WorkClass(Executor.FETCH, bits, ahead=True))
+            picks[late & (outcome == code)] = table.number(WorkClass(Executor.FETCH, bits, wasted=True))
+        return picks
+
+    def plan(self, inputs: PlanInputs) -> Plan:
+        model, trace = inputs.model, inputs.replay.trace
+        for name in ("cache_high", "cache_low"):
+            require(
+                self,
+                name,
+                getattr(self, name) <= model.num_experts,
+                f"0 to {model.num_experts} for {model.name}",
+            )
+        full = float(model.expert_bits)
+        if self.split == "gates" and trace.topk_weights is None:
+            raise PolicyError("policy hobbit: split=gates needs routing weights, and this trace has none")
+        ids, assigned, _, offsets = decode_ids(inputs)
+        wanted = self._wanted(inputs, assigned, offsets)
+        outcome = mixed_cache(
+            np.ascontiguousarray(ids, dtype=np.int64),
+            wanted,
+            np.ascontiguousarray(assigned),
+            offsets,
+            model.num_experts,
+            self.cache_high,
+            self.cache_low,
+        )
+        table = ClassTable()
+        picks = self._classes(outcome, full, offsets, table)
+        prefill_class, prefill_tokens = plan_prefill(inputs, "fetch", table)
+        low_bytes = model.expert_bytes(min(self.low_bits, full)) * self.cache_low * len(model.moe_layers)
+        plan = Plan(
+            policy=self.spec,
+            classes=table.classes(),
+            picks=picks,
+            offsets=offsets,
+            context_start=inputs.replay.context_start,
+            prompt_tokens=trace.prompt_len,
+            overlap="max",
+            prefill_class=prefill_class,
+            prefill_tokens=prefill_tokens,
+            migrated_experts=np.zeros(trace.num_sequences),
+            gpu_experts=float(self.cache_high),
+            gpu_buffer_bytes=low_bytes + (0.0 if self.cache_high else model.expert_bytes(full)),
+            replica_bits=(min(self.low_bits, full),),
+            hot=None,
+            alpha=None,
+            notes=self._notes(wanted[assigned], outcome[assigned], low=min(self.low_bits, full), full=full),
+        )
+        check_memory(inputs, plan)
+        return plan
+
+    def _notes(self, wanted: NDArray[Any], outcome: NDArray[Any], *, low: float, full: float) -> tuple[str, ...]:
+        count = max(1, len(wanted))
+        shares = [100 * np.count_nonzero(wanted == code) / count for code in (_HIGH, _LOW, _SKIP)]
+        missed = np.count_nonzero((outcome == MISS_HIGH) | (outcome == MISS_LOW)) / count
+        return (
+            f"HOBBIT split={self.split}: {shares[0]:.1f} / {shares[1]:.1f} / {shares[2]:.1f} % of picks at"
+            f" {full:g} bits, at {low:g} bits, skipped; {100 * missed:.1f} % of picks are copied, one after another"
+            " and before they are computed",
+            f"caches of {self.cache_high} and {self.cache_low} experts a layer; prefetch accuracy"
+            f" {self.prefetch_accuracy:g}",
+        )

@@ -1,0 +1,252 @@
+"""Text for people: tables of reproductions, comparisons, specs and policies, with units in the headers."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from perfmodel.evaluate import PARTS, Evaluation
+from perfmodel.evidence.figures import Interval
+from perfmodel.evidence.reproduce import COLUMNS, Outcome, Reproduction
+from perfmodel.hardware import Constant, SpecEntry
+from perfmodel.policies import POLICIES
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
+    """Aligned columns; the first ``left`` ones to the left, the others to the right."""
+    lines = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+
+    def text(line: list[str]) -> str:
+        cells = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([text(lines[0]), "  ".join("-" * w for w in widths), *map(text, lines[1:])])
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number with as many significant digits as a reader needs, or a dash for what is absent."""
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def percent(value: float | None) -> str:
+    """A share in percent with one decimal."""
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _interval(interval: Interval, kind: str) -> str:
+    return f"{interval.low:.3g}-{interval.high:.3g}" if kind == "range" else f"{interval.low:.4g}"
+
+
+def _figure_rows(result: Reproduction) -> list[list[str]]:
+    rows = []
+    for row in result.rows:
+        figure = row.figure
+        published = "-".join(f"{v:g}" for v in figure.value)
+        unit = "tok/s" if figure.kind == "rate" else "x"
+        cells = [_interval(row.columns[column], figure.kind) for column in COLUMNS]
+        errors = [
+            ("in" if error == 0.0 else percent(error)) if figure.kind == "range" else percent(error)
+            for error in (row.errors[column] for column in COLUMNS)
+        ]
+        rows.append([figure.id, "fit" if figure.fit else "", unit, published, *cells, *errors])
+    return rows
+
+
+def _outcome_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    return [
+        [
+            o.name,
+            " / ".join(f"{rate:.2f}" for rate in o.hit_rate.values()),
+            percent(o.evidence_geomean_error),
+            percent(o.geomean_error),
+        ]
+        for o in outcomes
+    ]
+
+
+def reproduction(result: Reproduction) -> str:
+    """The whole reproduction as text: figures, constants, hit rates, readings and baselines."""
+    metadata = result.trace.metadata
+    systems = ", ".join(f"{name}: {result.systems[name].name}" for name in COLUMNS)
+    header = ("figure", "", "unit", "published", *COLUMNS, "err ds", "err ev", "err cal")
+    parts = [
+        "Published figures of arXiv 2512.04476 and what this model makes of them",
+        f"routing: {metadata.get('model')} ({metadata.get('source')}), {result.trace.num_sequences} sequences;"
+        f" columns on {systems}",
+        "",
+        table(header, _figure_rows(result)),
+        "",
+        "error = |ln(computed / published)|; for a range 'in' means that the two ranges overlap.",
+        f"geometric-mean error over the {len(result.fit_errors)} rows marked fit: evidence (nothing fitted)"
+        f" {percent(result.evidence_geomean_error)}, calibrated {percent(result.geomean_error)},"
+        f" leave-one-out {percent(result.fit.leave_one_out_geomean_error)};"
+        f" largest calibrated error {percent(max(result.fit_errors))}",
+        "",
+        "Fitted constants (all others are measured, derived or assumed elsewhere; see --json for every one)",
+        table(
+            ("constant", "unit", "evidence", "fitted"),
+            ([f["name"], f["unit"], number(f["evidence"]), number(f["value"])] for f in result.fitted()),
+        ),
+        "",
+        "Placement hit rate in decode, beside its controls",
+        table(
+            ("model", "own prefill", "uniform", "other prefill", "static", "oracle"),
+            ([model, *(number(rate, 3) for rate in rates)] for model, rates in result.hit_rates.items()),
+        ),
+    ]
+    if result.readings:
+        parts += [
+            "",
+            "How the error moves with readings and with the hit rate (8x7B / 8x22B)",
+            table(
+                ("reading or trace", "hit rate", "evidence", "refitted"),
+                _outcome_rows((*result.readings, *result.traces)),
+            ),
+        ]
+    if result.own_best:
+        parts += [
+            "",
+            "Each baseline at its own best reading on the calibrated machine: how much of a gain is its weakness",
+            table(
+                ("model", "best reading", "tok/s", "as published", "3-bit gain", "2-bit gain"),
+                (
+                    [b.model, b.reading, number(b.tok_per_s), number(b.default_tok_per_s)]
+                    + [f"{b.gains[bits]:.2f} x" for bits in ("3-bit", "2-bit")]
+                    for b in result.own_best
+                ),
+                left=2,
+            ),
+        ]
+    parts += ["", carrying_line(result)]
+    return "\n".join(parts)
+
+
+def carrying_line(result: Reproduction) -> str:
+    """The assumptions that carry the result, in one line."""
+    return (
+        "Carried by: batch 1; MoNDE copies one full-precision expert a layer and step over a link of about 60 GB/s"
+        " (twice PCIe 4 x16); HOBBIT copies 67/30/3 % of picks without a cache; arrays speed up as 16/bits;"
+        f" routing of {result.trace.metadata.get('model')}."
+    )
+
+
+#: Rows of a comparison: label, unit, and how to read the value.
+_METRICS: tuple[tuple[str, str, str, float], ...] = (
+    ("time to first token", "s", "ttft_s", 1.0),
+    ("one-time migration", "s", "migration_s", 1.0),
+    ("time per output token, mean", "ms", "tpot_mean_s", 1e3),
+    ("  P50", "ms", "tpot_p50_s", 1e3),
+    ("  P95", "ms", "tpot_p95_s", 1e3),
+    ("  P99", "ms", "tpot_p99_s", 1e3),
+    ("decode rate", "tok/s", "decode_tok_per_s", 1.0),
+    ("end to end", "s", "end_to_end_s", 1.0),
+    ("near-data side, busy a token", "ms", "ndp_side_s", 1e3),
+    ("bandwidth floor a token", "ms", "bandwidth_floor_s", 1e3),
+)
+
+
+def _scaled(value: float | None, scale: float) -> str:
+    return number(None if value is None else value * scale)
+
+
+def speedups(evaluations: Sequence[Evaluation]) -> list[dict[str, float | str | None]]:
+    """Speed-up of every policy over the first one, in decode and end to end."""
+    base = evaluations[0]
+    result: list[dict[str, float | str | None]] = []
+    for one in evaluations:
+        whole = base.end_to_end_s / one.end_to_end_s if base.end_to_end_s and one.end_to_end_s else None
+        first = base.ttft_s / one.ttft_s if base.ttft_s and one.ttft_s else None
+        result.append(
+            {
+                "policy": one.policy,
+                "decode": base.tpot_mean_s / one.tpot_mean_s,
+                "time_to_first_token": first,
+                "end_to_end": whole,
+            }
+        )
+    return result
+
+
+def comparison(evaluations: Sequence[Evaluation]) -> str:
+    """Policies side by side, the first one being the baseline of the speed-ups."""
+    first = evaluations[0]
+    names = [f"[{i + 1}]" for i in range(len(evaluations))]
+    rows = [
+        [label, unit, *(_scaled(getattr(e, key), scale) for e in evaluations)] for label, unit, key, scale in _METRICS
+    ]
+    gains = speedups(evaluations)
+    for key, label in (
+        ("decode", "decode speed-up over [1]"),
+        ("end_to_end", "end-to-end speed-up over [1]"),
+    ):
+        values = [gain[key] for gain in gains]
+        rows.append([label, "x", *(number(v) if isinstance(v, float) else "-" for v in values)])
+    rows.append(["", "", *("" for _ in evaluations)])
+    rows += [
+        [f"on the critical path: {part}", "ms", *(_scaled(e.breakdown_s[part], 1e3) for e in evaluations)]
+        for part in PARTS
+    ]
+    for tier in first.bytes_per_token:
+        rows.append([f"bytes a token: {tier}", "MB", *(_scaled(e.bytes_per_token[tier], 1e-6) for e in evaluations)])
+    for device in first.memory_bytes:
+        sizes = [e.memory_bytes.get(device, {}).get("total") for e in evaluations]
+        rows.append([f"memory: {device}", "GB", *(_scaled(size, 1e-9) for size in sizes)])
+    rows.append(["binding resource", "", *(e.binding_resource for e in evaluations)])
+    rates = [e.hit_rate for e in evaluations]
+    if any(rates):
+        for key in ("own", "uniform", "other_sequence", "static", "oracle"):
+            cells = [number(getattr(rate, key), 3) if rate else "-" for rate in rates]
+            rows.append([f"placement hit rate: {key.replace('_', ' ')}", "", *cells])
+    notes = list(dict.fromkeys(note for e in evaluations for note in e.notes))
+    return "\n".join(
+        [
+            f"{first.model} on {first.system}; routing of {first.trace} ({first.trace_source});"
+            f" mean prompt {first.prompt_tokens:g}, output {first.output_tokens:g} tokens, batch 1",
+            *(f"{name} {e.policy}" for name, e in zip(names, evaluations, strict=True)),
+            "",
+            table(("", "unit", *names), rows, left=2),
+            "",
+            *(f"- {note}" for note in notes),
+            f"- weakest source among the hardware constants: {first.weakest_source}",
+        ]
+    )
+
+
+def policies() -> str:
+    """Every policy with its options."""
+    parts = []
+    for kind in POLICIES.values():
+        rows = [
+            [f"  {o.name}", "auto" if o.default is None else str(o.default), o.allowed, o.meaning]
+            for o in kind.options()
+        ]
+        parts.append(f"{kind.name}: {kind.summary} ({kind.source})")
+        parts.append(table(("  option", "default", "allowed", "meaning"), rows, left=4))
+        parts.append("")
+    parts.append("Use as NAME or NAME:key=value,key=value, for example context-aware:mean_bits=2,gpu_experts=4")
+    return "\n".join(parts)
+
+
+def policies_data() -> list[dict[str, Any]]:
+    """The same as plain values."""
+    return [
+        {
+            "name": kind.name,
+            "summary": kind.summary,
+            "source": kind.source,
+            "needs_ndp": kind.needs_ndp,
+            "options": [o._asdict() for o in kind.options()],
+        }
+        for kind in POLICIES.values()
+    ]
+
+
+def spec_list(entries: Sequence[SpecEntry]) -> str:
+    """Bundled specs by kind."""
+    return table(("kind", "name", "description"), ([e.kind, e.name, e.description] for e in entries), left=3)
+
+
+def constants(items: Sequence[Constant]) -> str:
+    """Every number of a spec with its source."""
+    rows = ([c.key, number(c.value, 6), c.unit, c.source, c.citation] for c in items)
+    lines = table(("key", "value", "unit", "source", "citation"), rows, left=1).splitlines()
+    return "\n".join(lines)

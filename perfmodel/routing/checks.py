@@ -1,0 +1,164 @@
+"""The rules that the parts of a routing trace obey: each check returns a clean copy or raises."""
+
+import json
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from perfmodel.errors import TraceError
+from perfmodel.routing.npz import one_line, shown
+
+SOURCES = ("recorded", "synthetic", "from-counts")
+FORMAT = "perfmodel-routing-trace/1"
+MAX_EXPERTS = 65535  # the largest uint16 means "unassigned"
+
+
+def as_integers(name: str, value: ArrayLike, ndim: int) -> NDArray[np.integer[Any]]:
+    """``value`` as an array of integers with ``ndim`` axes, or a :class:`TraceError` that names it."""
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise TraceError(f"{name} is no array ({one_line(error)})") from error
+    if array.dtype.kind not in "iu":
+        raise TraceError(f"{name} has dtype {array.dtype}, expected integers")
+    if array.ndim != ndim:
+        raise TraceError(f"{name} has shape {array.shape}, expected {ndim} axes")
+    return array
+
+
+def as_count(name: str, value: object, lowest: int, highest: int | None) -> int:
+    """``value`` as an int in lowest..highest; a bool or a float is no count."""
+    allowed = f"expected an integer >= {lowest}" if highest is None else f"expected an integer in {lowest}..{highest}"
+    if isinstance(value, bool | np.bool_):
+        raise TraceError(f"{name} is {value}, {allowed}")
+    try:
+        count = operator.index(value)  # type: ignore[arg-type]  # anything else is refused below
+    except TypeError as error:
+        raise TraceError(f"{name} is {shown(value)}, {allowed}") from error
+    if count < lowest or (highest is not None and count > highest):
+        raise TraceError(f"{name} is {_number(count)}, {allowed}")
+    return count
+
+
+def _number(count: int) -> str:
+    # Python refuses to print an integer of more than 4,300 digits.
+    return str(count) if abs(count) < 10**30 else "a number of more than 30 digits"
+
+
+def as_int64(name: str, value: ArrayLike, length: int | None) -> NDArray[np.int64]:
+    array = as_integers(name, value, 1)
+    if length is not None and len(array) != length:
+        raise TraceError(f"{name} has {len(array)} entries, expected {length}")
+    if array.dtype.kind == "u" and array.max(initial=0) > np.iinfo(np.int64).max:
+        raise TraceError(f"{name} holds {array.max()}, which is too large")
+    return np.array(array, dtype=np.int64)
+
+
+def checked_ids(
+    ids: NDArray[np.integer[Any]], num_experts: int, layer_index: NDArray[np.int64]
+) -> NDArray[np.unsignedinteger[Any]]:
+    dtype: np.dtype[np.unsignedinteger[Any]] = np.dtype(np.uint8 if num_experts <= 255 else np.uint16)
+    mark = np.iinfo(ids.dtype).max if ids.dtype.kind == "u" else -1
+    unassigned = ids == mark
+    if ids.dtype == np.uint8 and num_experts > 255 and unassigned.any():
+        raise TraceError(f"topk_ids is uint8, where 255 means unassigned; {num_experts} experts need uint16")
+    outside = ids >= num_experts
+    if ids.dtype.kind == "i":
+        outside |= ids < 0
+    outside &= ~unassigned
+    if outside.any():
+        token, layer, slot = np.argwhere(outside)[0]
+        raise TraceError(
+            f"topk_ids: token {token}, layer {layer_index[layer]}, pick {slot} is "
+            f"expert {ids[token, layer, slot]}, allowed are 0..{num_experts - 1} and {mark} for unassigned"
+        )
+    ordered = np.sort(ids, axis=-1)
+    twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] != mark)
+    if twice.any():
+        token, layer, slot = np.argwhere(twice)[0]
+        expert = ordered[token, layer, slot]
+        raise TraceError(f"topk_ids: token {token}, layer {layer_index[layer]} picks expert {expert} twice")
+    kept = np.array(ids, dtype=dtype, order="C")
+    if ids.dtype != dtype:
+        kept[unassigned] = np.iinfo(kept.dtype).max
+    return kept
+
+
+def checked_weights(value: ArrayLike, ids: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.float32]:
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise TraceError(f"topk_weights is no array ({one_line(error)})") from error
+    if array.dtype.kind != "f":
+        raise TraceError(f"topk_weights has dtype {array.dtype}, expected floating point numbers")
+    if array.shape != ids.shape:
+        raise TraceError(f"topk_weights has shape {array.shape}, topk_ids has {ids.shape}")
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        weights = np.array(array, dtype=np.float32, order="C")
+    # A NaN fails both comparisons; the signs of infinities show in one of them.
+    if not (weights.min() >= 0 and weights.max() < np.inf):
+        bad = ~((weights >= 0) & (weights < np.inf))
+        token, layer, slot = np.argwhere(bad)[0]
+        raise TraceError(
+            f"topk_weights: token {token}, layer row {layer}, pick {slot} is {array[token, layer, slot]}, "
+            f"expected a finite number >= 0"
+        )
+    weights[ids == np.iinfo(ids.dtype).max] = 0
+    return weights
+
+
+def checked_sequences(
+    offsets: ArrayLike, prompt_len: ArrayLike, tokens: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    bounds = as_int64("sequence_offsets", offsets, None)
+    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != tokens:
+        raise TraceError(f"sequence_offsets must run from 0 to the {tokens} tokens, found {one_line(bounds)}")
+    # Compared and not subtracted: a difference of hostile numbers could wrap around.
+    if (bounds[1:] <= bounds[:-1]).any():
+        raise TraceError(f"sequence_offsets must increase, found {one_line(bounds)}")
+    prompts = as_int64("prompt_len", prompt_len, len(bounds) - 1)
+    wrong = np.flatnonzero((prompts < 0) | (prompts > np.diff(bounds)))
+    if len(wrong):
+        s = int(wrong[0])
+        most = bounds[s + 1] - bounds[s]
+        raise TraceError(f"prompt_len of sequence {s} is {prompts[s]}, allowed are 0..{most}, its tokens")
+    return bounds, prompts
+
+
+def checked_metadata(value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise TraceError(f"metadata is {shown(value)}, expected a table with text keys")
+    try:
+        # Through JSON, so that the trace has its own copy and can always be saved.
+        metadata: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise TraceError(f"metadata must be plain JSON values ({one_line(error)})") from error
+    found = metadata.pop("format", FORMAT)
+    if found != FORMAT:
+        raise TraceError(f"metadata.format is {shown(found)}, this version reads {FORMAT!r}")
+    for key in ("model", "source"):
+        if key not in metadata:
+            raise TraceError(f"metadata lacks {key!r}")
+    for key in ("model", "source", "how", "date"):
+        text = metadata.get(key, "-")
+        if not isinstance(text, str) or not text:
+            raise TraceError(f"metadata.{key} is {shown(text)}, expected text")
+    if not metadata["model"].isprintable() or len(metadata["model"]) > 200:
+        raise TraceError(f"metadata.model is {shown(metadata['model'])}, expected a name of at most 200 letters")
+    if metadata["source"] not in SOURCES:
+        raise TraceError(f"metadata.source is {shown(metadata['source'])}, allowed are {', '.join(SOURCES)}")
+    return metadata
+
+
+def checked_labels(value: object, count: int) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    labels = tuple(value) if isinstance(value, list | tuple) else (None,)
+    if not all(isinstance(label, str) and label.isprintable() for label in labels):
+        raise TraceError(f"labels is {shown(value)}, expected a list of lines of text")
+    if len(labels) != count:
+        raise TraceError(f"labels has {len(labels)} entries, expected one for each of {count} sequences")
+    return labels

@@ -1,0 +1,33 @@
+"""Reading routing recordings in the layouts that other tools write: one module for each layout."""
+
+from pathlib import Path
+
+from perfmodel.errors import TraceError
+from perfmodel.routing.importers.row_phase import ROW_PHASE_KEYS, from_row_phase
+from perfmodel.routing.npz import npz_keys, one_line, read_npz
+from perfmodel.routing.trace import CANONICAL_KEYS, OPTIONAL_KEYS, RoutingTrace, trace_from_arrays
+
+__all__ = ["from_row_phase", "load_any"]
+
+
+def load_any(path: str | Path) -> RoutingTrace:
+    """Load an ``.npz`` routing recording, recognising its layout by the arrays that it holds.
+
+    Known layouts are the canonical one that :meth:`RoutingTrace.save` writes and the row-phase layout
+    (:func:`from_row_phase`). Further arrays in the file are ignored. Raises :class:`TraceError`.
+    """
+    keys = set(npz_keys(path))
+    if keys >= CANONICAL_KEYS:
+        arrays = read_npz(path, (*CANONICAL_KEYS, *OPTIONAL_KEYS))
+        try:
+            return trace_from_arrays(arrays)
+        except TraceError as error:
+            raise TraceError(f"{one_line(path)}: {error}") from error
+    if keys >= ROW_PHASE_KEYS:
+        return from_row_phase(path)
+    layouts = {"canonical": CANONICAL_KEYS, "row-phase": ROW_PHASE_KEYS}
+    nearest = min(layouts, key=lambda name: len(layouts[name] - keys))
+    raise TraceError(
+        f"{one_line(path)}: no known trace layout; holds {one_line(', '.join(sorted(keys)))}; "
+        f"the {nearest} layout also needs {', '.join(sorted(layouts[nearest] - keys))}"
+    )

@@ -1,0 +1,123 @@
+"""Fit a recorded trace to a workload (prompt and output lengths) and to the layers of a model."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.errors import TraceError
+from perfmodel.routing.checks import as_count, as_int64
+from perfmodel.routing.npz import MAX_BYTES, shown
+from perfmodel.routing.trace import Replay, RoutingTrace
+
+
+def replay_trace(
+    trace: RoutingTrace,
+    prompt: int | None,
+    output: int | None,
+    model_moe_layers: int | Sequence[int] | None,
+    layers: str | None,
+    model_name: str | None,
+) -> Replay:
+    """See :meth:`RoutingTrace.replay`."""
+    mapped, notes = _on_layers(trace, model_moe_layers, layers)
+    recorded_model, source = trace.metadata["model"], trace.metadata["source"]
+    if source != "recorded":
+        notes.append(f"the routing is {source}, not a recording")
+    if model_name is not None and model_name != recorded_model:
+        notes.append(f"the routing is of {recorded_model}, not of {model_name}")
+
+    own_prompt = new_prompt = context = trace.prompt_len
+    own_output = new_output = trace.sequence_lengths - trace.prompt_len
+    unprompted = own_prompt == 0
+    if prompt is not None:
+        prompt = as_count("prompt", prompt, 1, None)
+        _check_size(mapped, prompt)
+        new_prompt = np.where(unprompted, 0, prompt)
+        context = np.full_like(own_prompt, prompt)
+        notes += _length_note("prompts", own_prompt[~unprompted], prompt)
+    if output is not None:
+        output = as_count("output", output, 1, None)
+        _check_size(mapped, output)
+        lacking = np.flatnonzero(own_output == 0)
+        if len(lacking):
+            raise TraceError(
+                f"{output} output tokens cannot be replayed: {len(lacking)} of {trace.num_sequences} "
+                f"sequences of the trace of {recorded_model} have no decode steps (first: {lacking[0]})"
+            )
+        new_output = np.full_like(own_output, output)
+        notes += _length_note("outputs", own_output, output)
+    if unprompted.any():
+        length = "the context before decoding is unknown and taken as 0 tokens"
+        if prompt is not None:
+            length = f"{prompt} tokens count as context, and no prefill is replayed"
+        notes.append(f"{unprompted.sum()} of {trace.num_sequences} sequences have no recorded prompt: {length}")
+
+    if prompt is not None or output is not None:
+        _check_size(mapped, int(new_prompt.sum() + new_output.sum()))
+        starts = trace.sequence_offsets[:-1]
+        rows = [
+            np.concatenate(
+                (
+                    start + np.arange(to_prompt) % max(from_prompt, 1),
+                    start + from_prompt + np.arange(to_output) % max(from_output, 1),
+                )
+            )
+            for start, from_prompt, to_prompt, from_output, to_output in zip(
+                starts, own_prompt, new_prompt, own_output, new_output, strict=True
+            )
+        ]
+        mapped = mapped.take_rows(rows, new_prompt, mapped.labels)
+    if notes:
+        mapped = mapped.with_metadata(replay=notes)
+    context = context.copy()
+    context.flags.writeable = False
+    return Replay(mapped, context, tuple(notes))
+
+
+def _check_size(trace: RoutingTrace, tokens: int) -> None:
+    size = tokens * trace.num_layers * trace.top_k * (trace.topk_ids.itemsize + 4)
+    if size > MAX_BYTES:
+        most = MAX_BYTES * tokens // size
+        raise TraceError(f"the replay is too long for memory, at most {most} tokens in all sequences together")
+
+
+def _on_layers(
+    trace: RoutingTrace, target: int | Sequence[int] | None, layers: str | None
+) -> tuple[RoutingTrace, list[str]]:
+    if layers not in (None, "cycle"):
+        raise TraceError(f"unknown layer mapping {shown(layers)}, allowed is 'cycle'")
+    if target is None:
+        return trace, []
+    if isinstance(target, bool | np.bool_ | int | np.integer):
+        count = as_count("model_moe_layers", target, 1, 65535)
+        index = trace.layer_index if count == trace.num_layers else np.arange(count)
+    else:
+        index = as_int64("model_moe_layers", target, None)
+    count = len(index)
+    if np.array_equal(index, trace.layer_index):
+        return trace, []
+    if count != trace.num_layers and layers is None:
+        raise TraceError(
+            f"the trace of {trace.metadata['model']} has {trace.num_layers} MoE layers, the model has "
+            f"{count}; to replay the recorded ones in turn on them, pass layers='cycle' (--layers cycle)"
+        )
+    mapped = trace.map_layers(np.arange(count) % trace.num_layers, index)
+    how = " cycled" if count > trace.num_layers else ""
+    recorded = _span(trace.layer_index[:count])
+    return mapped, [f"model layers {_span(index)} replay recorded layers {recorded}{how}"]
+
+
+def _length_note(what: str, own: NDArray[np.int64], tokens: int) -> list[str]:
+    cycled, truncated = int((own < tokens).sum()), int((own > tokens).sum())
+    if not cycled and not truncated:
+        return []
+    return [f"{what} set to {tokens} tokens: {cycled} of {len(own)} sequences cycled, {truncated} truncated"]
+
+
+def _span(index: NDArray[np.int64]) -> str:
+    first, last = int(index[0]), int(index[-1])
+    if first == last:
+        return str(first)
+    every = last - first == len(index) - 1
+    return f"{first}-{last}" if every else f"{first}..{last} ({len(index)} of them)"

@@ -1,0 +1,131 @@
+"""A plan compressed to its distinct states, so that pricing costs a loop over states instead of over picks."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.kernels import replay
+from perfmodel.policies.base import Plan, WorkClass
+
+#: Largest table of keys that is indexed directly; above it, keys are sorted.
+_DIRECT_KEYS = 1 << 20
+
+
+class States(NamedTuple):
+    """Distinct states of a plan; the arrays are those of ``kernels/replay.py``.
+
+    work : float64 [A, WORK_SIZE].
+    row_offsets, row_work, row_count : the rows in compressed form.
+    state_row, state_before : int64 [S].
+    state_id : int64 [T, L], the state of every token (or sequence, in a prefill) and layer.
+    """
+
+    work: NDArray[np.float64]
+    row_offsets: NDArray[np.int64]
+    row_work: NDArray[np.int64]
+    row_count: NDArray[np.float64]
+    state_row: NDArray[np.int64]
+    state_before: NDArray[np.int64]
+    state_id: NDArray[np.int64]
+
+    def state_count(self) -> NDArray[np.float64]:
+        """How often each state occurs [S]."""
+        return np.bincount(self.state_id.ravel(), minlength=len(self.state_row)).astype(np.float64)
+
+    def work_count(self) -> NDArray[np.float64]:
+        """How often each kind of work occurs over the whole trace [A]."""
+        rows = np.bincount(self.state_row, weights=self.state_count(), minlength=len(self.row_offsets) - 1)
+        per_entry = np.repeat(rows, np.diff(self.row_offsets)) * self.row_count
+        return np.bincount(self.row_work, weights=per_entry, minlength=len(self.work)).astype(np.float64)
+
+
+def _work_row(work: WorkClass, tokens: float) -> list[float]:
+    return [
+        float(work.executor),
+        tokens,
+        work.bits,
+        float(work.quantised),
+        float(work.ahead),
+        float(work.wasted),
+    ]
+
+
+def _number_keys(keys: NDArray[np.int64], bound: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Distinct keys in rising order, and the place of every key among them."""
+    if bound <= _DIRECT_KEYS:
+        present = np.zeros(bound, dtype=np.bool_)
+        present[keys.ravel()] = True
+        distinct = np.flatnonzero(present)
+        place = np.zeros(bound, dtype=np.int64)
+        place[distinct] = np.arange(len(distinct))
+        return distinct, place[keys]
+    distinct, inverse = np.unique(keys, return_inverse=True)
+    return distinct, inverse.reshape(keys.shape).astype(np.int64)
+
+
+def _distinct_picks(picks: NDArray[np.uint8], num_classes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Distinct sorted picks [R, k], and the row number of every token and layer [T, L]."""
+    width = picks.shape[2]
+    keys = replay.pick_keys(np.ascontiguousarray(picks), num_classes)
+    if keys.size and keys[0, 0] < 0:
+        distinct, inverse = np.unique(np.sort(picks.reshape(-1, width), axis=1), axis=0, return_inverse=True)
+        return distinct.astype(np.int64), inverse.reshape(picks.shape[:2]).astype(np.int64)
+    numbers, row = _number_keys(keys, num_classes**width)
+    digits = [numbers // num_classes**place % num_classes for place in reversed(range(width))]
+    return np.stack(digits, axis=1), row
+
+
+def _with_layer_before(row: NDArray[np.int64], num_rows: int) -> tuple[NDArray[np.int64], ...]:
+    """States as pairs of a row and the row of the layer before; the first layer has none before it."""
+    before = np.full(row.shape, -1, dtype=np.int64)
+    before[:, 1:] = row[:, :-1]
+    pairs, state_id = _number_keys(row * (num_rows + 1) + before + 1, num_rows * (num_rows + 1))
+    return pairs // (num_rows + 1), pairs % (num_rows + 1) - 1, state_id
+
+
+def decode_states(plan: Plan) -> States:
+    """States of the decode steps: which classes a layer's picks fall in, one token each."""
+    distinct, row = _distinct_picks(plan.picks, len(plan.classes))
+    num_rows = len(distinct)
+    counts = np.zeros((num_rows, len(plan.classes)))
+    np.add.at(counts, (np.arange(num_rows)[:, None], distinct), 1.0)
+    entry_row, entry_work = np.nonzero(counts)
+    offsets = np.searchsorted(entry_row, np.arange(num_rows + 1)).astype(np.int64)
+    work = np.array([_work_row(c, 1.0) for c in plan.classes]).reshape(-1, replay.WORK_SIZE)
+    if any(c.ahead or c.wasted for c in plan.classes):
+        state_row, state_before, state_id = _with_layer_before(row, num_rows)
+    else:
+        state_row = np.arange(num_rows, dtype=np.int64)
+        state_before, state_id = np.full(num_rows, -1, dtype=np.int64), row
+    return States(
+        work,
+        offsets,
+        entry_work.astype(np.int64),
+        counts[entry_row, entry_work],
+        state_row,
+        state_before,
+        np.ascontiguousarray(state_id),
+    )
+
+
+def prefill_states(plan: Plan) -> States | None:
+    """States of the prefill, one for each sequence and layer: every selected expert with its token count."""
+    if plan.prefill_tokens is None or plan.prefill_class is None:
+        return None
+    sequences, layers, _ = plan.prefill_tokens.shape
+    entry = np.nonzero(plan.prefill_tokens)
+    pairs = np.stack([plan.prefill_class[entry].astype(np.int64), plan.prefill_tokens[entry]], axis=1)
+    distinct, number = np.unique(pairs, axis=0, return_inverse=True)
+    work = np.array([_work_row(plan.classes[c], float(tokens)) for c, tokens in distinct])
+    num_rows = sequences * layers
+    offsets = np.searchsorted(entry[0] * layers + entry[1], np.arange(num_rows + 1)).astype(np.int64)
+    return States(
+        work.reshape(-1, replay.WORK_SIZE),
+        offsets,
+        number.reshape(-1).astype(np.int64),
+        np.ones(len(number)),
+        np.arange(num_rows, dtype=np.int64),
+        np.full(num_rows, -1, dtype=np.int64),
+        np.arange(num_rows, dtype=np.int64).reshape(sequences, layers),
+    )

@@ -93,43 +93,29 @@ def _compare(options: argparse.Namespace) -> int:
     from perfmodel.hardware import load_system
     from perfmodel.model import MoEModel
 
+    if options.plot:
+        from perfmodel.plots import check_suffix
+
+        check_suffix(options.plot)  # before any work is done
+    texts = options.policy or list(_DEFAULT_POLICIES)
     model = MoEModel.from_config(options.model)
     system = load_system(options.system)
     trace = _load_trace(options.trace)
     losses = LossTable.load(options.loss) if options.loss else None
     replay = make_replay(model, trace, options.prompt, options.output, options.layers)
-    runs = [plan_run(model, system, replay, text, losses=losses) for text in options.policy or _DEFAULT_POLICIES]
+    runs = [plan_run(model, system, replay, text, losses=losses) for text in texts]
     evaluations = [run.price() for run in runs]
+    differences = [_check(run, one) for run, one in zip(runs, evaluations, strict=True)] if options.check else None
     if options.plot:
         from perfmodel import plots
 
-        plots.save(plots.comparison_figure(evaluations), Path(options.plot))
+        capacity = {system.name: system.gpu.memory_capacity_bytes}
+        plots.save(plots.comparison_figure(evaluations, labels=texts, gpu_capacity_bytes=capacity), Path(options.plot))
         _say(f"wrote {options.plot}")
     if options.json:
-        _print_json(
-            {
-                "perfmodel": __version__,
-                "model": model.name,
-                "system": system.name,
-                "system_hash": system.content_hash(),
-                "trace": trace.metadata.get("model"),
-                "trace_source": trace.metadata.get("source"),
-                "trace_hash": trace.content_hash(),
-                "baseline": evaluations[0].policy,
-                "speedups": reports.speedups(evaluations),
-                "evaluations": [one.to_dict() for one in evaluations],
-                **(
-                    {"check": [_check(run, one) for run, one in zip(runs, evaluations, strict=True)]}
-                    if options.check
-                    else {}
-                ),
-            }
-        )
+        _print_json(reports.comparison_data(evaluations, model, system, trace, differences))
     else:
-        _print(reports.comparison(evaluations))
-        if options.check:
-            for run, one in zip(runs, evaluations, strict=True):
-                _print(f"- per-pick loop against states, {run.policy.name}: largest difference {_check(run, one):.1e}")
+        _print(reports.comparison(evaluations, differences))
     return 0
 
 

@@ -16,9 +16,10 @@ from perfmodel import placement
 from perfmodel.bitwidth import LossTable
 from perfmodel.errors import TraceError
 from perfmodel.hardware import System, load_system
+from perfmodel.kernels import front
+from perfmodel.kernels import point as place
 from perfmodel.kernels import replay as kernel
-from perfmodel.kernels.link import transfer_time
-from perfmodel.kernels.roofline import decode_attention_time, prefill_attention_time, roofline_time
+from perfmodel.kernels.replay import ACTIVATION_BYTES
 from perfmodel.model import MoEModel
 from perfmodel.point import hardware_point
 from perfmodel.policies import Executor, Plan, PlanInputs, Policy, parse_policy
@@ -29,21 +30,6 @@ from perfmodel.states import States, decode_states, prefill_states
 ATTENTION_LAUNCHES, ROUTER_LAUNCHES, DENSE_LAUNCHES, HEAD_LAUNCHES = 5, 2, 3, 2
 #: Parts of a token's critical path; they add up to the time per output token.
 PARTS = ("attention", "router", "dense", "experts_gpu", "link", "ndp", "head", "overhead")
-
-
-class Operator(NamedTuple):
-    """A GPU operator that costs the same in every step: what it does per token, and how often it occurs.
-
-    part : the part of the breakdown it belongs to.
-    repeats : occurrences a token [1].
-    params : weights it reads [1].
-    launches : kernel launches of one occurrence [1].
-    """
-
-    part: str
-    repeats: int
-    params: float
-    launches: int
 
 
 class HitRates(NamedTuple):
@@ -112,31 +98,71 @@ class Evaluation:
         return values
 
 
-def _operators(model: MoEModel) -> tuple[Operator, ...]:
+def _attention(model: MoEModel) -> NDArray[np.float64]:
+    """Every kind of attention as a row of ``kernels/front.py`` [A, ATTENTION_SIZE]."""
+    return np.array(
+        [
+            (
+                len(kind.layers),
+                np.inf if kind.window is None else kind.window,
+                2.0 * kind.params,
+                kind.params * model.bits / 8,
+                kind.context_flops_per_token,
+                kind.kv_elements_per_token * ACTIVATION_BYTES,
+                ATTENTION_LAUNCHES,
+            )
+            for kind in model.attention
+        ],
+        dtype=np.float64,
+    )
+
+
+class Operator(NamedTuple):
+    """A GPU operator that every token passes, whatever the experts do.
+
+    part : the part of the breakdown it belongs to. repeats : occurrences a token [1]. params : weights it reads
+    [1]. launches : kernel launches of one occurrence [1].
+    """
+
+    part: str
+    repeats: int
+    params: float
+    launches: int
+
+    def row(self, model: MoEModel, tokens: float) -> tuple[float, float, float, float]:
+        """The operator over ``tokens`` as a row of ``kernels/front.py``."""
+        if self.params == 0:
+            return (0.0, 0.0, 0.0, 0.0)
+        moved = self.params * model.bits / 8 + 2.0 * tokens * model.hidden_size * ACTIVATION_BYTES
+        return (float(self.repeats), 2.0 * tokens * self.params, moved, float(self.launches))
+
+
+def operators(model: MoEModel) -> tuple[Operator, ...]:
+    """Router, dense layers, LM head, and last the shared experts of one MoE layer."""
     return (
         Operator("router", len(model.moe_layers), model.router_params, ROUTER_LAUNCHES),
         Operator("dense", model.num_dense_layers, model.dense_ffn_params, DENSE_LAUNCHES),
         Operator("head", 1, model.head_params, HEAD_LAUNCHES),
+        Operator("experts_gpu", 1, model.shared_expert_params, DENSE_LAUNCHES),
     )
 
 
-def _operator_time(
-    model: MoEModel, params: float, launches: int, tokens: NDArray[np.float64], points: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Time of one GPU operator over ``tokens`` [...] at ``points`` [..., POINT_SIZE], one kernel's traffic [s]."""
-    if params == 0:
-        return np.zeros(np.broadcast_shapes(tokens.shape, points.shape[:-1]))
-    activations = 2.0 * tokens * model.hidden_size * kernel.ACTIVATION_BYTES
-    return np.asarray(
-        roofline_time(
-            2.0 * tokens * params,
-            params * model.bits / 8 + activations,
-            points[..., kernel.GPU_FLOPS],
-            points[..., kernel.GPU_BANDWIDTH],
-            points[..., kernel.GPU_N_HALF],
-            launches * points[..., kernel.LAUNCH_OVERHEAD],
-        )
-    )
+class TokenParts(NamedTuple):
+    """Decode steps in additive parts.
+
+    attention, experts : float64 [T], time of every step [s]. fixed : parts that are the same in every step [s].
+    mean_state : float64 [STATE_SIZE], the expert part of a mean step, by the columns of ``kernels/replay.py`` [s].
+    """
+
+    attention: NDArray[np.float64]
+    fixed: dict[str, float]
+    experts: NDArray[np.float64]
+    mean_state: NDArray[np.float64]
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        """Time of every decode step [T] [s]."""
+        return np.asarray(self.attention + sum(self.fixed.values()) + self.experts)
 
 
 @dataclass(frozen=True)
@@ -170,48 +196,39 @@ class Run:
         return np.asarray(np.repeat(self.plan.context_start, lengths) + step + 1, dtype=np.float64)
 
     @functools.cached_property
-    def _distinct_contexts(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        return np.unique(self.contexts, return_counts=True)
+    def _distinct_contexts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        contexts, count = np.unique(self.contexts, return_counts=True)
+        return contexts, count.astype(np.float64)
 
     @functools.cached_property
     def _state_count(self) -> NDArray[np.float64]:
         return self.decode.state_count()
 
     @functools.cached_property
+    def _attention(self) -> NDArray[np.float64]:
+        return _attention(self.model)
+
+    @functools.cached_property
+    def _per_token(self) -> NDArray[np.float64]:
+        return np.array([op.row(self.model, 1.0) for op in operators(self.model)])
+
+    @functools.cached_property
     def _matrices(self) -> NDArray[np.float64]:
         return np.array(self.model.expert_matrices, dtype=np.float64)
 
-    def _attention_time(self, contexts: NDArray[np.float64], points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Attention of one decode step over all layers [...] for broadcast contexts and points [s]."""
-        model, total = self.model, np.zeros(np.broadcast_shapes(contexts.shape, points.shape[:-1]))
-        for kind in model.attention:
-            total += len(kind.layers) * decode_attention_time(
-                contexts,
-                np.inf if kind.window is None else float(kind.window),
-                2.0 * kind.params,
-                kind.params * model.bits / 8,
-                float(kind.context_flops_per_token),
-                kind.kv_elements_per_token * kernel.ACTIVATION_BYTES,
-                points[..., kernel.GPU_FLOPS],
-                points[..., kernel.GPU_BANDWIDTH],
-                points[..., kernel.GPU_N_HALF],
-                ATTENTION_LAUNCHES * points[..., kernel.LAUNCH_OVERHEAD],
-            )
-        return total
-
-    def _shared_time(self, tokens: NDArray[np.float64], points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Shared experts of one MoE layer on the GPU [...] [s]."""
-        return _operator_time(self.model, self.model.shared_expert_params, DENSE_LAUNCHES, tokens, points)
-
-    def _fixed_times(self, points: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """Parts of a decode step that are the same in every step, at every point [s]."""
-        one = np.ones(())
-        parts = {
-            op.part: op.repeats * _operator_time(self.model, op.params, op.launches, one, points)
-            for op in _operators(self.model)
-        }
-        parts["overhead"] = self.model.num_layers * points[..., kernel.LAYER_OVERHEAD]
-        return parts
+    def _expert_shape(self, states: States) -> tuple[Any, ...]:
+        """What the state kernels want to know about experts and states, in their order."""
+        return (
+            states.work,
+            float(self.model.expert_params),
+            float(self.model.hidden_size),
+            self._matrices,
+            states.row_offsets,
+            states.row_work,
+            states.row_count,
+            states.state_row,
+            states.state_before,
+        )
 
     def mean_token_s(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Mean time per output token at every hardware point [N] [s].
@@ -221,50 +238,40 @@ class Run:
         """
         points = np.ascontiguousarray(points, dtype=np.float64)
         context, count = self._distinct_contexts
-        tokens = float(len(self.contexts))
-        attention = self._attention_time(context[:, None], points[None, :, :])
-        front = (attention * count[:, None]).sum(axis=0) / tokens + sum(self._fixed_times(points).values())
-        states = self.decode
-        totals = kernel.weighted_state_times(
+        attention = front.weighted_decode_attention_times(points, context, count, self._attention)
+        fixed = front.operator_times(points, self._per_token)
+        experts = kernel.weighted_state_times(
             points,
-            states.work,
-            float(self.model.expert_params),
-            float(self.model.hidden_size),
-            self._matrices,
-            states.row_offsets,
-            states.row_work,
-            states.row_count,
-            states.state_row,
-            states.state_before,
-            np.ascontiguousarray(self._shared_time(np.ones(()), points)),
+            *self._expert_shape(self.decode),
+            np.ascontiguousarray(fixed[:, -1]),
             self.plan.overlap == "max",
             self._state_count,
         )
-        return np.asarray(front + totals[:, kernel.TIME] / tokens)
+        overhead = self.model.num_layers * points[:, place.LAYER_OVERHEAD]
+        around = fixed[:, 0] + fixed[:, 1] + fixed[:, 2] + overhead
+        return np.asarray(around + (attention + experts[:, kernel.TIME]) / float(len(self.contexts)))
 
-    def _state_times(self, states: States, point: NDArray[np.float64], shared_s: float, overlapped: bool) -> Any:
-        return kernel.state_times(
-            point,
-            states.work,
-            float(self.model.expert_params),
-            float(self.model.hidden_size),
-            self._matrices,
-            states.row_offsets,
-            states.row_work,
-            states.row_count,
-            states.state_row,
-            states.state_before,
-            shared_s,
-            overlapped,
+    def token_parts(self, point: NDArray[np.float64]) -> "TokenParts":
+        """Every decode step at one hardware point, sequences one after another, in its additive parts."""
+        fixed = front.operator_times(point[None, :], self._per_token)[0]
+        states = kernel.state_times(
+            point, *self._expert_shape(self.decode), float(fixed[-1]), self.plan.overlap == "max"
+        )
+        return TokenParts(
+            attention=front.decode_attention_times(point, self.contexts, self._attention),
+            fixed={
+                "router": float(fixed[0]),
+                "dense": float(fixed[1]),
+                "head": float(fixed[2]),
+                "overhead": float(self.model.num_layers * point[place.LAYER_OVERHEAD]),
+            },
+            experts=kernel.token_sums(np.ascontiguousarray(states[:, kernel.TIME]), self.decode.state_id),
+            mean_state=(self._state_count[:, None] * states).sum(axis=0) / len(self.contexts),
         )
 
     def token_times(self, point: NDArray[np.float64]) -> NDArray[np.float64]:
         """Time of every decode step at one hardware point, sequences one after another [T] [s]."""
-        one = np.ones(())
-        states = self._state_times(self.decode, point, float(self._shared_time(one, point)), self.plan.overlap == "max")
-        fixed = float(sum(self._fixed_times(point).values()))
-        experts = kernel.token_sums(np.ascontiguousarray(states[:, kernel.TIME]), self.decode.state_id)
-        return np.asarray(self._attention_time(self.contexts, point) + fixed + experts)
+        return self.token_parts(point).times
 
     def prefill_times(self, point: NDArray[np.float64]) -> NDArray[np.float64] | None:
         """Time from the prompt to the first output token, one a sequence [S] [s]; None without a prefill.
@@ -273,43 +280,27 @@ class Run:
         """
         if self.prefill is None:
             return None
-        model = self.model
-        prompt = self.plan.prompt_tokens.astype(np.float64)
-        total = model.num_layers * point[kernel.LAYER_OVERHEAD] + np.zeros(len(prompt))
-        for kind in model.attention:
-            total += len(kind.layers) * prefill_attention_time(
-                prompt,
-                np.inf if kind.window is None else float(kind.window),
-                2.0 * kind.params,
-                kind.params * model.bits / 8,
-                float(kind.context_flops_per_token),
-                kind.kv_elements_per_token * kernel.ACTIVATION_BYTES,
-                point[kernel.GPU_FLOPS],
-                point[kernel.GPU_BANDWIDTH],
-                point[kernel.GPU_N_HALF],
-                ATTENTION_LAUNCHES * point[kernel.LAUNCH_OVERHEAD],
+        model, states = self.model, self.prefill
+        prompts = self.plan.prompt_tokens.astype(np.float64)
+        total = front.prefill_attention_times(point, prompts, self._attention)
+        total += model.num_layers * point[place.LAYER_OVERHEAD]
+        router, dense, head, shared = operators(model)
+        for s, prompt in enumerate(prompts.tolist()):
+            rows = np.array([router.row(model, prompt), dense.row(model, prompt), head.row(model, 1.0)])
+            rows = np.vstack([rows, shared.row(model, prompt)])
+            fixed = front.operator_times(point[None, :], rows)[0]
+            layers = states.state_id[s]
+            part = states._replace(
+                state_row=np.ascontiguousarray(states.state_row[layers]),
+                state_before=np.ascontiguousarray(states.state_before[layers]),
             )
-        for op in _operators(model):
-            tokens = np.ones(len(prompt)) if op.part == "head" else prompt
-            total += op.repeats * _operator_time(model, op.params, op.launches, tokens, point)
-        for s in range(len(prompt)):
-            rows = self.prefill.state_id[s]
-            shared = float(self._shared_time(prompt[s], point))
-            part = self.prefill._replace(
-                state_row=np.ascontiguousarray(self.prefill.state_row[rows]),
-                state_before=np.ascontiguousarray(self.prefill.state_before[rows]),
-            )
-            total[s] += self._state_times(part, point, shared, True)[:, kernel.TIME].sum()
+            experts = kernel.state_times(point, *self._expert_shape(part), float(fixed[-1]), True)
+            total[s] += fixed[:-1].sum() + experts[:, kernel.TIME].sum()
         return np.asarray(total)
 
     def migration_times(self, point: NDArray[np.float64]) -> NDArray[np.float64]:
         """One-off copies of hot experts to the GPU, one transfer an expert, one time a sequence [S] [s]."""
-        one = transfer_time(
-            self.model.expert_bytes(self.model.expert_bits),
-            point[kernel.LINK_BANDWIDTH],
-            point[kernel.LINK_LATENCY],
-            point[kernel.LINK_N_HALF],
-        )
+        one = kernel.copy_time(point, float(self.model.expert_bytes(self.model.expert_bits)))
         return np.asarray(self.plan.migrated_experts * one)
 
     @functools.cached_property
@@ -329,6 +320,7 @@ class Run:
             for device, use in (("gpu", gpu), ("ndp" if self.system.ndp else "host", behind))
         }
 
+    @functools.cached_property
     def hit_rates(self) -> HitRates | None:
         """Hit rate of the placement with its controls, or None where the policy places nothing."""
         if self.plan.hot is None or self.plan.alpha is None:
@@ -346,7 +338,7 @@ def _bytes_per_token(run: Run) -> dict[str, float]:
     work = states.work
     count = states.work_count() / tokens
     executor, bits = work[:, kernel.EXECUTOR], work[:, kernel.BITS]
-    activations = 2.0 * model.hidden_size * kernel.ACTIVATION_BYTES
+    activations = 2.0 * model.hidden_size * ACTIVATION_BYTES
     weights = model.expert_params * bits / 8
     scale_bits = run.system.ndp.scale_bits_per_weight if run.system.ndp is not None else 0.0
     elements = sum(rows * cols for rows, cols in model.expert_matrices)
@@ -354,13 +346,12 @@ def _bytes_per_token(run: Run) -> dict[str, float]:
     near = executor == Executor.NDP
     copies = (executor == Executor.FETCH) * (1.0 + work[:, kernel.WASTED])
     gpu = float((count * on_gpu * (weights + activations)).sum())
-    for op in _operators(model):
-        gpu += op.repeats * (op.params * model.bits / 8 + activations) if op.params else 0.0
-    if model.shared_expert_params:
-        gpu += len(model.moe_layers) * (model.shared_expert_params * model.bits / 8 + activations)
+    *around, shared = (op.row(model, 1.0) for op in operators(model))
+    gpu += sum(row[front.REPEATS] * row[front.BYTES] for row in around)
+    gpu += len(model.moe_layers) * shared[front.BYTES]
     for kind in model.attention:
         seen = run.contexts if kind.window is None else np.minimum(run.contexts, kind.window)
-        kv = kind.kv_elements_per_token * kernel.ACTIVATION_BYTES * float(seen.mean())
+        kv = kind.kv_elements_per_token * ACTIVATION_BYTES * float(seen.mean())
         gpu += len(kind.layers) * (kind.params * model.bits / 8 + kv)
     return {
         "gpu_memory": gpu,
@@ -402,22 +393,15 @@ def _price(run: Run, system: System) -> Evaluation:
     if len(run.contexts) == 0:
         raise TraceError("the trace holds no decode step to price")
     point = hardware_point(system)
-    plan, states = run.plan, run.decode
-    one = np.ones(())
-    tokens = float(len(run.contexts))
-    shared = float(run._shared_time(one, point))
-    per_state = run._state_times(states, point, shared, plan.overlap == "max")
-    attention = run._attention_time(run.contexts, point)
-    fixed = {part: float(value) for part, value in run._fixed_times(point).items()}
-    experts = kernel.token_sums(np.ascontiguousarray(per_state[:, kernel.TIME]), states.state_id)
-    times = attention + sum(fixed.values()) + experts
-    mean = (run._state_count[:, None] * per_state).sum(axis=0) / tokens
+    plan = run.plan
+    token = run.token_parts(point)
+    times, mean = token.times, token.mean_state
     parts = {
-        "attention": float(attention.mean()),
+        "attention": float(token.attention.mean()),
         "experts_gpu": float(mean[kernel.PATH_GPU]),
         "link": float(mean[kernel.PATH_LINK]),
         "ndp": float(mean[kernel.PATH_NDP]),
-        **fixed,
+        **token.fixed,
     }
     breakdown = {part: parts[part] for part in PARTS}
     on_gpu = sum(breakdown[part] for part in ("attention", "router", "dense", "experts_gpu", "head"))
@@ -455,7 +439,7 @@ def _price(run: Run, system: System) -> Evaluation:
         memory_bytes=run.memory(),
         bandwidth_floor_s=_floor(run, system),
         binding_resource=max(by_resource, key=by_resource.__getitem__),
-        hit_rate=run.hit_rates(),
+        hit_rate=run.hit_rates,
         prefill_decode_cosine=None if cosine is None else tuple(float(c) for c in cosine),
         weakest_source=system.weakest_source(),
         notes=(*run.replay.notes, *plan.notes, *system.flags),

@@ -88,14 +88,6 @@ def importance(
     return Importance(values, alpha, tuple(notes))
 
 
-def top_experts(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
-    """Mask of the ``count`` most important experts along the last axis; ties go to the lower expert id."""
-    order = np.argsort(-values, axis=-1, kind="stable")
-    mask = np.zeros(values.shape, dtype=np.bool_)
-    np.put_along_axis(mask, order[..., :count], True, axis=-1)
-    return mask
-
-
 class Footprint(NamedTuple):
     """Bytes on one device, by use [byte]."""
 

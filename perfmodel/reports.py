@@ -3,11 +3,14 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from perfmodel import __version__
 from perfmodel.evaluate import PARTS, Evaluation
 from perfmodel.evidence.figures import Interval
 from perfmodel.evidence.reproduce import COLUMNS, Outcome, Reproduction
-from perfmodel.hardware import Constant, SpecEntry
+from perfmodel.hardware import Constant, SpecEntry, System
+from perfmodel.model import MoEModel
 from perfmodel.policies import POLICIES
+from perfmodel.routing import RoutingTrace
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
@@ -166,7 +169,35 @@ def speedups(evaluations: Sequence[Evaluation]) -> list[dict[str, float | str | 
     return result
 
 
-def comparison(evaluations: Sequence[Evaluation]) -> str:
+def comparison_data(
+    evaluations: Sequence[Evaluation],
+    model: MoEModel,
+    system: System,
+    trace: RoutingTrace,
+    differences: Sequence[float] | None,
+) -> dict[str, Any]:
+    """A comparison as plain values, with what it was made from.
+
+    differences : largest relative difference of each policy from the per-pick loop, where it was checked [1].
+    """
+    data: dict[str, Any] = {
+        "perfmodel": __version__,
+        "model": model.name,
+        "system": system.name,
+        "system_hash": system.content_hash(),
+        "trace": trace.metadata.get("model"),
+        "trace_source": trace.metadata.get("source"),
+        "trace_hash": trace.content_hash(),
+        "baseline": evaluations[0].policy,
+        "speedups": speedups(evaluations),
+        "evaluations": [one.to_dict() for one in evaluations],
+    }
+    if differences is not None:
+        data["check"] = list(differences)
+    return data
+
+
+def comparison(evaluations: Sequence[Evaluation], differences: Sequence[float] | None = None) -> str:
     """Policies side by side, the first one being the baseline of the speed-ups."""
     first = evaluations[0]
     names = [f"[{i + 1}]" for i in range(len(evaluations))]
@@ -196,6 +227,8 @@ def comparison(evaluations: Sequence[Evaluation]) -> str:
         for key in ("own", "uniform", "other_sequence", "static", "oracle"):
             cells = [number(getattr(rate, key), 3) if rate else "-" for rate in rates]
             rows.append([f"placement hit rate: {key.replace('_', ' ')}", "", *cells])
+    if differences is not None:
+        rows.append(["largest difference from the per-pick loop", "1", *(f"{d:.0e}" for d in differences)])
     notes = list(dict.fromkeys(note for e in evaluations for note in e.notes))
     return "\n".join(
         [
@@ -246,7 +279,8 @@ def spec_list(entries: Sequence[SpecEntry]) -> str:
 
 
 def constants(items: Sequence[Constant]) -> str:
-    """Every number of a spec with its source."""
-    rows = ([c.key, number(c.value, 6), c.unit, c.source, c.citation] for c in items)
-    lines = table(("key", "value", "unit", "source", "citation"), rows, left=1).splitlines()
-    return "\n".join(lines)
+    """Every number of a spec with its source; the citations follow, numbered, because many numbers share one."""
+    citations = {citation: i + 1 for i, citation in enumerate(dict.fromkeys(c.citation for c in items))}
+    rows = ([c.key, number(c.value, 6), c.unit, c.source, f"[{citations[c.citation]}]"] for c in items)
+    listed = "\n".join(f"[{i}] {citation}" for citation, i in citations.items())
+    return f"{table(('key', 'value', 'unit', 'source', ''), rows)}\n\n{listed}"

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from perfmodel.kernels import replay
 from perfmodel.policies.base import Plan, WorkClass
 
-#: Largest table of keys that is indexed directly; above it, keys are sorted.
-_DIRECT_KEYS = 1 << 20
+#: Largest table of keys that is indexed directly; above it, rows of picks are sorted.
+_LARGEST_TABLE = 1 << 22
 
 
 class States(NamedTuple):
@@ -51,45 +51,33 @@ def _work_row(work: WorkClass, tokens: float) -> list[float]:
     ]
 
 
-def _number_keys(keys: NDArray[np.int64], bound: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Distinct keys in rising order, and the place of every key among them."""
-    if bound <= _DIRECT_KEYS:
-        present = np.zeros(bound, dtype=np.bool_)
-        present[keys.ravel()] = True
-        distinct = np.flatnonzero(present)
-        place = np.zeros(bound, dtype=np.int64)
-        place[distinct] = np.arange(len(distinct))
-        return distinct, place[keys]
-    distinct, inverse = np.unique(keys, return_inverse=True)
-    return distinct, inverse.reshape(keys.shape).astype(np.int64)
-
-
 def _distinct_picks(picks: NDArray[np.uint8], num_classes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Distinct sorted picks [R, k], and the row number of every token and layer [T, L]."""
+    """How many picks of each class every distinct row has [R, classes], and the row of every token and layer [T, L]."""
     width = picks.shape[2]
-    keys = replay.pick_keys(np.ascontiguousarray(picks), num_classes)
-    if keys.size and keys[0, 0] < 0:
-        distinct, inverse = np.unique(np.sort(picks.reshape(-1, width), axis=1), axis=0, return_inverse=True)
-        return distinct.astype(np.int64), inverse.reshape(picks.shape[:2]).astype(np.int64)
-    numbers, row = _number_keys(keys, num_classes**width)
-    digits = [numbers // num_classes**place % num_classes for place in reversed(range(width))]
-    return np.stack(digits, axis=1), row
+    num_keys = (width + 1) ** num_classes
+    if num_keys > _LARGEST_TABLE:
+        ordered = np.sort(picks.reshape(-1, width), axis=1)
+        distinct, inverse = np.unique(ordered, axis=0, return_inverse=True)
+        counts = np.zeros((len(distinct), num_classes), dtype=np.int64)
+        np.add.at(counts, (np.arange(len(distinct))[:, None], distinct), 1)
+        return counts, inverse.reshape(picks.shape[:2]).astype(np.int64)
+    digit = (width + 1) ** np.arange(num_classes, dtype=np.int64)
+    row, keys = replay.pick_rows(np.ascontiguousarray(picks), digit, num_keys)
+    return keys[:, None] // digit % (width + 1), row
 
 
 def _with_layer_before(row: NDArray[np.int64], num_rows: int) -> tuple[NDArray[np.int64], ...]:
     """States as pairs of a row and the row of the layer before; the first layer has none before it."""
     before = np.full(row.shape, -1, dtype=np.int64)
     before[:, 1:] = row[:, :-1]
-    pairs, state_id = _number_keys(row * (num_rows + 1) + before + 1, num_rows * (num_rows + 1))
-    return pairs // (num_rows + 1), pairs % (num_rows + 1) - 1, state_id
+    pairs, state_id = np.unique(row * (num_rows + 1) + before + 1, return_inverse=True)
+    return pairs // (num_rows + 1), pairs % (num_rows + 1) - 1, state_id.reshape(row.shape).astype(np.int64)
 
 
 def decode_states(plan: Plan) -> States:
     """States of the decode steps: which classes a layer's picks fall in, one token each."""
-    distinct, row = _distinct_picks(plan.picks, len(plan.classes))
-    num_rows = len(distinct)
-    counts = np.zeros((num_rows, len(plan.classes)))
-    np.add.at(counts, (np.arange(num_rows)[:, None], distinct), 1.0)
+    counts, row = _distinct_picks(plan.picks, len(plan.classes))
+    num_rows = len(counts)
     entry_row, entry_work = np.nonzero(counts)
     offsets = np.searchsorted(entry_row, np.arange(num_rows + 1)).astype(np.int64)
     work = np.array([_work_row(c, 1.0) for c in plan.classes]).reshape(-1, replay.WORK_SIZE)
@@ -102,7 +90,7 @@ def decode_states(plan: Plan) -> States:
         work,
         offsets,
         entry_work.astype(np.int64),
-        counts[entry_row, entry_work],
+        counts[entry_row, entry_work].astype(np.float64),
         state_row,
         state_before,
         np.ascontiguousarray(state_id),

@@ -107,7 +107,7 @@ def test_broken_rows_are_refused(changes: dict[str, Any], message: str, tmp_path
 
 
 def test_unknown_layouts_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="holds .*the row-phase layout also needs seq_id"):
+    with pytest.raises(TraceError, match=r"holds .*the row-phase layout also needs seq_id"):
         load_any(write(tmp_path, seq_id=None))
     with pytest.raises(TraceError, match="row-phase layout also needs phase"):
         from_row_phase(write(tmp_path, phase=None))

@@ -701,6 +701,13 @@ def test_bad_model_layers(layers: Any) -> None:
         make().replay(model_moe_layers=layers, layers="cycle")
 
 
+def test_too_many_layers_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfmodel.routing.replay.MAX_BYTES", 10_000)
+    assert make().replay(model_moe_layers=100, layers="cycle").trace.num_layers == 100
+    with pytest.raises(TraceError, match="at most 5 tokens of 200 layers"):
+        make().replay(model_moe_layers=200, layers="cycle")
+
+
 @pytest.mark.parametrize("how", ["repeat", "", 3, True, ["cycle"]])
 def test_bad_layer_mapping(how: Any) -> None:
     with pytest.raises(TraceError, match="allowed is 'cycle'"):

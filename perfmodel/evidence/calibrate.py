@@ -1,5 +1,6 @@
 """Fit a few hardware constants to published figures, and say how far the fit can be trusted."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -10,13 +11,22 @@ from scipy.optimize import least_squares
 
 from perfmodel.evidence.figures import geometric_mean_error
 from perfmodel.hardware import System
+from perfmodel.kernels import point as place
 from perfmodel.point import hardware_point
 
 #: Residuals (in ln) beyond about this size weigh linearly, so that one odd figure does not steer the constants.
 ROBUST_SCALE = 0.1
 #: How far a constant may move from its evidence, either way, as a factor.
 WIDEST_FACTOR = 8.0
+#: The constants that can be fitted, and the place of the hardware point that each scales.
+FITTABLE = {
+    "gpu.memory_efficiency": place.GPU_BANDWIDTH,
+    "gpu.layer_overhead_us": place.LAYER_OVERHEAD,
+    "ndp.dram_efficiency": place.NDP_BANDWIDTH,
+    "link.bandwidth_gb_per_s": place.LINK_BANDWIDTH,
+}
 _STEP = 1e-6
+_TOLERANCE = 1e-7
 
 #: Logarithms of the fitted figures at every hardware point: [N, POINT_SIZE] -> [N, figures].
 Predict = Callable[[NDArray[np.float64]], NDArray[np.float64]]
@@ -63,39 +73,46 @@ def _bounds(system: System, keys: Sequence[str]) -> tuple[NDArray[np.float64], N
     return start - reach, np.minimum(start + reach, ceiling)
 
 
+def scaled_points(system: System, keys: Sequence[str], logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Hardware points of the system with the constants ``keys`` at exp(``logs``) [N, keys] -> [N, POINT_SIZE].
+
+    Every constant that can be fitted scales one place of the point, so no spec is validated on the way.
+    """
+    points = np.tile(hardware_point(system), (len(logs), 1))
+    for column, key in enumerate(keys):
+        points[:, FITTABLE[key]] *= np.exp(logs[:, column]) / system.get(key)
+    return points
+
+
 def _solve(
-    system: System,
-    keys: tuple[str, ...],
-    predict: Predict,
-    published: NDArray[np.float64],
-    start: NDArray[np.float64],
+    system: System, keys: tuple[str, ...], predict: Predict, target: NDArray[np.float64], start: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Logarithms of the fitted constants."""
+    steps = np.vstack([np.zeros(len(keys)), _STEP * np.eye(len(keys))])
 
-    def points(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        systems = (fitted_system(system, dict(zip(keys, np.exp(row), strict=True)), "being fitted") for row in logs)
-        return np.stack([hardware_point(s) for s in systems])
+    @functools.lru_cache(maxsize=4)
+    def at(place: bytes) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        # Residuals and their derivatives come from one call, because a point more costs almost nothing.
+        predicted = predict(scaled_points(system, keys, np.frombuffer(place) + steps))
+        return predicted[0] - target, (predicted[1:] - predicted[0]).T / _STEP
 
     def residuals(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(predict(points(x[None, :]))[0] - published)
+        return at(x.tobytes())[0]
 
     def jacobian(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        steps = np.vstack([x - _STEP * np.eye(len(x)), x + _STEP * np.eye(len(x))])
-        below, above = np.split(predict(points(steps)), 2)
-        return np.asarray((above - below).T / (2 * _STEP))
+        return at(x.tobytes())[1]
 
     low, high = _bounds(system, keys)
-    inside = np.clip(start, low + 10 * _STEP, high - 10 * _STEP)
     solution = least_squares(
         residuals,
-        inside,
+        np.clip(start, low + 10 * _STEP, high - 10 * _STEP),
         jac=jacobian,
         bounds=(low, high - 2 * _STEP),
         loss="soft_l1",
         f_scale=ROBUST_SCALE,
-        xtol=1e-10,
-        ftol=1e-10,
-        gtol=1e-10,
+        xtol=_TOLERANCE,
+        ftol=_TOLERANCE,
+        gtol=_TOLERANCE,
     )
     return np.asarray(solution.x)
 
@@ -107,6 +124,7 @@ def calibrate(
     published: Sequence[float],
     *,
     leave_one_out: bool = True,
+    start: Sequence[float] | None = None,
 ) -> Fit:
     """Fit the constants ``keys`` of a system to published figures.
 
@@ -115,18 +133,17 @@ def calibrate(
     Parameters
     ----------
     system : where the constants start and everything else comes from.
-    keys : dotted numeric keys of the system; positive values.
+    keys : dotted numeric keys of the system, from FITTABLE; positive values.
     predict : logarithms of the figures at hardware points, [N, POINT_SIZE] -> [N, figures].
     published : the figures, positive, more of them than constants.
     leave_one_out : fit again without each figure in turn.
+    start : values to start from instead of the system's own, which saves steps near a known fit.
     """
     names = tuple(keys)
     target = np.log(np.asarray(published, dtype=np.float64))
-    start = np.log([system.get(key) for key in names])
-    best = _solve(system, names, predict, target, start)
-    values = np.exp(best)
-    fitted = fitted_system(system, dict(zip(names, values, strict=True)), "fitted")
-    residuals = predict(hardware_point(fitted)[None, :])[0] - target
+    begin = np.log(start if start is not None else [system.get(key) for key in names])
+    best = _solve(system, names, predict, target, begin)
+    residuals = predict(scaled_points(system, names, best[None, :]))[0] - target
     left_out = None
     if leave_one_out:
         left_out = np.empty(len(target))
@@ -137,6 +154,5 @@ def calibrate(
                 return predict(points)[:, keep]
 
             x = _solve(system, names, others, target[keep], best)
-            without = fitted_system(system, dict(zip(names, np.exp(x), strict=True)), "fitted without one figure")
-            left_out[i] = (predict(hardware_point(without)[None, :])[0] - target)[i]
-    return Fit(names, tuple(float(v) for v in values), residuals, left_out)
+            left_out[i] = (predict(scaled_points(system, names, x[None, :]))[0] - target)[i]
+    return Fit(names, tuple(float(v) for v in np.exp(best)), residuals, left_out)

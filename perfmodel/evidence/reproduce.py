@@ -9,6 +9,7 @@ All columns share the policies and their readings.
 """
 
 import csv
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -47,19 +48,22 @@ BUNDLED_TRACE = "tiny-mixtral-32l-mini"
 FITTED_KEYS = ("gpu.memory_efficiency", "ndp.dram_efficiency", "link.bandwidth_gb_per_s")
 _CITATION = "fitted to the rows marked fit of arXiv 2512.04476"
 
-#: Readings of the systems whose effect on the error is reported, as options on top of the defaults.
+#: Readings of the systems whose effect on the error is reported: what stands in for each system's default.
 READINGS: dict[str, dict[str, str]] = {
     "as reported": {},
-    "GPU and NDP in turn (overlap=sum)": {"context-aware": "overlap=sum"},
-    "importance from counts alone (alpha=1)": {"context-aware": "alpha=1"},
-    "importance from weights alone (alpha=0)": {"context-aware": "alpha=0"},
-    "importance by min-max": {"context-aware": "norm=min-max"},
-    "uniform bits": {"context-aware": "selector=uniform"},
-    "MoNDE keeps the last copied expert": {"monde": "resident=1"},
-    "MoNDE by its balance rule": {"monde": "reading=balance"},
-    "HOBBIT by its thresholds (split=gates)": {"hobbit": "split=gates"},
-    "HOBBIT caches one expert a layer": {"hobbit": "cache_high=1"},
+    "GPU and NDP in turn (overlap=sum)": {"context-aware": "context-aware:overlap=sum"},
+    "importance from counts alone (alpha=1)": {"context-aware": "context-aware:alpha=1"},
+    "importance from weights alone (alpha=0)": {"context-aware": "context-aware:alpha=0"},
+    "importance by min-max": {"context-aware": "context-aware:norm=min-max"},
+    "uniform bits": {"context-aware": "context-aware:selector=uniform"},
+    "placed by the other sequences (static)": {"context-aware": "static"},
+    "MoNDE keeps the last copied expert": {"monde": "monde:resident=1"},
+    "MoNDE by its balance rule": {"monde": "monde:reading=balance"},
+    "HOBBIT by its thresholds (split=gates)": {"hobbit": "hobbit:split=gates"},
+    "HOBBIT caches one expert a layer": {"hobbit": "hobbit:cache_high=1"},
 }
+#: Generated traces beside the recording, from no variation between sequences to much: the hit rate rises with it.
+CONCENTRATIONS = {"sequences alike": math.inf, "Mixtral's skew": None, "sequences very different": 10.0}
 #: Other readings of each baseline that its own authors could have chosen on this machine.
 OWN_READINGS: dict[str, tuple[str, ...]] = {
     "monde": ("monde", "monde:reading=balance", "monde:reading=all-ndp", "monde:resident={gpu_experts}"),
@@ -72,10 +76,11 @@ OWN_READINGS: dict[str, tuple[str, ...]] = {
 }
 
 
-def policy_text(system: str, bits: float | None = None, options: str = "") -> str:
-    """Policy of a figure: the system's name, its mean bits, and further options."""
-    parts = [part for part in (f"mean_bits={bits:g}" if bits is not None else "", options) if part]
-    return f"{system}:{','.join(parts)}" if parts else system
+def policy_text(base: str, bits: float | None = None, options: str = "") -> str:
+    """A policy with mean bits and further options added to its own."""
+    name, _, own = base.partition(":")
+    parts = [part for part in (f"mean_bits={bits:g}" if bits is not None else "", own, options) if part]
+    return f"{name}:{','.join(parts)}" if parts else name
 
 
 class Case(NamedTuple):
@@ -142,24 +147,19 @@ class Row:
         }
 
 
-def _compute(figure: Figure, price: Callable[[Case], Evaluation], options: Mapping[str, str]) -> Interval:
+def _compute(figure: Figure, price: Callable[[Case], Evaluation]) -> Interval:
     """One figure from evaluations at one set of constants."""
-
-    def policy(name: str, bits: float | None = None, extra: str = "") -> str:
-        return policy_text(name, bits, ",".join(filter(None, (options.get(name, ""), extra))))
-
     values = []
     for model in figure.models:
-        ours = policy(figure.system, figure.bits)
+        ours = policy_text(figure.system, figure.bits)
         if figure.kind == "rate":
             values.append(price(Case(model, ours, OUTPUT)).decode_tok_per_s)
         elif figure.kind == "ndp-latency":
-            full = price(Case(model, policy(figure.system, None, ABLATIONS["placement only"]), OUTPUT))
+            full = price(Case(model, policy_text(figure.system, None, ABLATIONS["placement only"]), OUTPUT))
             values.append(full.ndp_side_s / price(Case(model, ours, OUTPUT)).ndp_side_s)
         elif figure.baseline is not None:
-            base = policy(figure.baseline)
             for output in RANGE_OUTPUTS if figure.kind == "range" else (OUTPUT,):
-                one, other = price(Case(model, ours, output)), price(Case(model, base, output))
+                one, other = price(Case(model, ours, output)), price(Case(model, figure.baseline, output))
                 if figure.kind == "range" and one.end_to_end_s and other.end_to_end_s:
                     values.append(other.end_to_end_s / one.end_to_end_s)
                 else:
@@ -171,20 +171,21 @@ def _compute(figure: Figure, price: Callable[[Case], Evaluation], options: Mappi
 
 
 def _predictor(
-    bench: Bench, figures: tuple[Figure, ...], options: Mapping[str, str]
+    bench: Bench, figures: tuple[Figure, ...], readings: Mapping[str, str]
 ) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
     """Logarithms of the fitted figures at hardware points, from mean token times alone."""
 
-    def log_rate(points: NDArray[np.float64], model: str, name: str, bits: float | None) -> NDArray[np.float64]:
-        case = Case(model, policy_text(name, bits, options.get(name, "")), OUTPUT)
-        return -np.log(bench.run(case).mean_token_s(points))
-
     def predict(points: NDArray[np.float64]) -> NDArray[np.float64]:
+        @functools.cache
+        def log_rate(model: str, name: str, bits: float | None) -> NDArray[np.float64]:
+            case = Case(model, policy_text(readings.get(name, name), bits), OUTPUT)
+            return -np.log(bench.run(case).mean_token_s(points))
+
         columns = []
         for figure in figures:
-            value = log_rate(points, figure.model, figure.system, figure.bits)
+            value = log_rate(figure.model, figure.system, figure.bits)
             if figure.baseline is not None:
-                value = value - log_rate(points, figure.model, figure.baseline, None)
+                value = value - log_rate(figure.model, figure.baseline, None)
             columns.append(value)
         return np.stack(columns, axis=1)
 
@@ -303,16 +304,21 @@ class Reproduction:
 
 
 def _outcome(
-    name: str, bench: Bench, figures: tuple[Figure, ...], evidence: System, options: Mapping[str, str]
+    name: str,
+    bench: Bench,
+    figures: tuple[Figure, ...],
+    evidence: System,
+    readings: Mapping[str, str],
+    near: tuple[float, ...],
 ) -> Outcome:
-    predict = _predictor(bench, figures, options)
+    predict = _predictor(bench, figures, readings)
     published = [figure.value[0] for figure in figures]
     plain = predict(hardware_point(evidence)[None, :])[0] - np.log(published)
-    fit = calibrate(evidence, FITTED_KEYS, predict, published, leave_one_out=False)
+    fit = calibrate(evidence, FITTED_KEYS, predict, published, leave_one_out=False, start=near)
     rates = {}
     for model in MODELS:
-        case = Case(model, policy_text("context-aware", 3, options.get("context-aware", "")), OUTPUT)
-        rate = bench.run(case).hit_rates()
+        case = Case(model, policy_text(readings.get("context-aware", "context-aware"), 3), OUTPUT)
+        rate = bench.run(case).hit_rates
         rates[model] = rate.own if rate is not None else math.nan
     return Outcome(
         name, geometric_mean_error([abs(float(r)) for r in plain]), fit.geomean_error, rates, fit.overrides()
@@ -355,9 +361,13 @@ def _ndp_reduction(bench: Bench, system: System) -> dict[str, dict[str, float]]:
     return result
 
 
-def synthetic_trace() -> RoutingTrace:
-    """A generated trace with Mixtral's published skew, as many and as long sequences as the rows need."""
-    return generate(6, PROMPT, 256, 32, 8, 2, seed=0, **MIXTRAL_SKEW._asdict())
+def synthetic_trace(concentration: float | None = None) -> RoutingTrace:
+    """A generated trace with Mixtral's published skew between experts (marked synthetic).
+
+    concentration : how alike the sequences are; by default what goes with the published skew.
+    """
+    skew = MIXTRAL_SKEW if concentration is None else MIXTRAL_SKEW._replace(sequence_concentration=concentration)
+    return generate(3, PROMPT, 256, 32, 8, 2, seed=0, **skew._asdict())
 
 
 def reproduce(*, trace: RoutingTrace | None = None, system: str | None = None, explore: bool = True) -> Reproduction:
@@ -394,9 +404,7 @@ def reproduce(*, trace: RoutingTrace | None = None, system: str | None = None, e
 
         return price
 
-    rows = tuple(
-        Row(figure, {column: _compute(figure, price_in(column), {}) for column in COLUMNS}) for figure in figures
-    )
+    rows = tuple(Row(figure, {column: _compute(figure, price_in(column)) for column in COLUMNS}) for figure in figures)
     shown = {
         "context-aware 3-bit": policy_text("context-aware", 3.0),
         "context-aware 2-bit": policy_text("context-aware", 2.0),
@@ -419,16 +427,16 @@ def reproduce(*, trace: RoutingTrace | None = None, system: str | None = None, e
     traces: tuple[Outcome, ...] = ()
     own_best: tuple[OwnBest, ...] = ()
     if explore:
-        readings = tuple(_outcome(name, bench, fit_figures, evidence, options) for name, options in READINGS.items())
         source = recording.metadata.get("source")
-        generated = _outcome(
-            "generated to Mixtral's skew (synthetic)",
-            Bench(synthetic_trace(), evidence),
-            fit_figures,
-            evidence,
-            {},
+        explored = functools.partial(_outcome, figures=fit_figures, evidence=evidence, near=fit.values)
+        readings = tuple(explored(name, bench, readings=changed) for name, changed in READINGS.items())
+        traces = (
+            readings[0]._replace(name=f"{recording.metadata.get('model')} ({source})"),
+            *(
+                explored(f"generated, {name} (synthetic)", Bench(synthetic_trace(value), evidence), readings={})
+                for name, value in CONCENTRATIONS.items()
+            ),
         )
-        traces = (readings[0]._replace(name=f"{recording.metadata.get('model')} ({source})"), generated)
         own_best = _own_best(bench, systems["calibrated"])
     notes = list(dict.fromkeys(n for e in evaluations["calibrated"].values() for n in e.notes))
     return Reproduction(

@@ -14,7 +14,7 @@ HIT_HIGH, HIT_LOW, MISS_HIGH, MISS_LOW, NOT_RUN = range(5)
 @scalar
 def _resident(last, expert, capacity):
     """Whether fewer than ``capacity`` others were used since the expert was."""
-    if last[expert] < 0:
+    if capacity == 0 or last[expert] < 0:
         return False
     newer = 0
     for other in range(last.shape[0]):

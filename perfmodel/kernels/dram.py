@@ -20,7 +20,7 @@ the largest errors are 0.9 % (interleaved), 0.6 % (row by row), 1.3 % (bank-grou
 
 import numpy as np
 
-from perfmodel.kernels._jit import scalar, ufunc
+from perfmodel.kernels._jit import loop, scalar, ufunc
 
 
 @scalar
@@ -121,3 +121,41 @@ def one_bank_fraction(n_bl, n_rc, pseudo_channels):
     0.0408
     """
     return _one_bank_fraction1(n_bl, n_rc, pseudo_channels)
+
+
+INTERLEAVED, BANK_GROUP_LIMITED, ROW_BY_ROW = 0, 1, 2
+"""How a stream of weights is laid out over the banks."""
+
+
+@loop(
+    "float64(int64, float64, float64, float64, float64, float64, float64, float64, float64, float64, float64)",
+)
+def stream_fraction(
+    mapping,
+    lines_per_row,
+    n_bl,
+    n_ccd_l,
+    n_rtp,
+    n_rp,
+    n_rcd,
+    n_rfc,
+    n_refi,
+    pseudo_channels,
+    read_buffer,
+):
+    """Share of peak of a streaming read [1], with refresh: the pattern of its mapping times `refresh_fraction`.
+
+    ``mapping`` is `INTERLEAVED` (refresh is the whole loss), `BANK_GROUP_LIMITED` or `ROW_BY_ROW`; anything else
+    gives NaN.
+
+    >>> round(stream_fraction(ROW_BY_ROW, 64, 2, 4, 8, 15, 15, 224, 3125, 1, 32), 4)  # LPDDR5-6400
+    0.4044
+    """
+    refresh = _refresh_fraction1(n_rtp, n_rp, n_rfc, n_rcd, n_refi)
+    if mapping == INTERLEAVED:
+        return refresh
+    if mapping == BANK_GROUP_LIMITED:
+        return refresh * _bank_group_limited_fraction1(lines_per_row, n_bl, n_ccd_l, n_rp, n_rcd, read_buffer)
+    if mapping == ROW_BY_ROW:
+        return refresh * _row_by_row_fraction1(lines_per_row, n_bl, n_ccd_l, n_rtp, n_rp, n_rcd, pseudo_channels)
+    return np.nan

@@ -7,7 +7,7 @@ sums over the trace. All sums run in a fixed order, so splitting the points chan
 
 Arrays
 ------
-points : float64 [N, POINT_SIZE], one hardware point a row; the places are named below, in SI units.
+points : float64 [N, POINT_SIZE], one hardware point a row; the places are named in ``point.py``.
 work : float64 [A, WORK_SIZE], one kind of work a row; the places are named below.
 matrices : float64 [M, 2], input and output size of each matrix of one expert.
 row_offsets, row_work, row_count : rows in compressed form; row r holds the entries
@@ -18,39 +18,32 @@ state_row, state_before : int64 [S], row of the state and row of the layer befor
 # The compiler infers the types of kernels.
 # mypy: allow-untyped-defs
 
-import math
-
 import numpy as np
 
 from perfmodel.kernels._jit import loop, scalar
 from perfmodel.kernels.link import _transfer_time1
+from perfmodel.kernels.point import (
+    GPU_BANDWIDTH,
+    GPU_FLOPS,
+    GPU_N_HALF,
+    LAUNCH_OVERHEAD,
+    LINK_BANDWIDTH,
+    LINK_LATENCY,
+    LINK_N_HALF,
+    NDP_ARRAYS,
+    NDP_BANDWIDTH,
+    NDP_CLOCK,
+    NDP_COLS,
+    NDP_DATAFLOW,
+    NDP_RATES,
+    NDP_ROWS,
+    NDP_SCALE_BITS,
+    NDP_SCALING,
+    SCALING_LINEAR,
+    SCALING_NONE,
+)
 from perfmodel.kernels.roofline import _roofline_time1
 from perfmodel.kernels.systolic import _gemm_time1
-
-# Places in a hardware point.
-(
-    GPU_FLOPS,  # effective rate [flop/s]
-    GPU_BANDWIDTH,  # effective memory rate [byte/s]
-    GPU_N_HALF,  # bytes at which a kernel reaches half of it [byte]
-    LAUNCH_OVERHEAD,  # per kernel launch [s]
-    LAYER_OVERHEAD,  # per layer, instead of the launches [s]
-    LINK_BANDWIDTH,  # effective, one way [byte/s]
-    LINK_LATENCY,  # [s]
-    LINK_N_HALF,  # [byte]
-    NDP_BANDWIDTH,  # effective DRAM rate [byte/s]; 0 without a device
-    NDP_ARRAYS,
-    NDP_ROWS,
-    NDP_COLS,
-    NDP_CLOCK,  # [Hz]
-    NDP_DATAFLOW,
-    NDP_SCALE_BITS,  # group scales read with each quantised weight [bit]
-    NDP_SCALING,
-    NDP_RATES,  # first of 17 places: native speed-up over FP16 at 0..16 bits
-) = range(17)
-POINT_SIZE = NDP_RATES + 17
-
-SCALING_NONE, SCALING_LINEAR, SCALING_NATIVE = 0, 1, 2
-"""How arrays speed up at fewer bits: not at all, as 16 / bits, or by the table of native rates."""
 
 # Places in a row of work.
 EXECUTOR, TOKENS, BITS, QUANTISED, AHEAD, WASTED = range(6)
@@ -236,6 +229,12 @@ def weighted_state_times(
     return totals
 
 
+@loop("float64(float64[::1], float64)")
+def copy_time(point, size):
+    """Time of one copy of ``size`` bytes over the link of a hardware point [s]."""
+    return _transfer_time1(size, point[LINK_BANDWIDTH], point[LINK_LATENCY], point[LINK_N_HALF])
+
+
 @loop("float64[::1](float64[::1], int64[:,::1])")
 def token_sums(state_time, state_id):
     """Sum of each token's states over its layers [T]; ``state_id`` [T, L] numbers the states."""
@@ -246,30 +245,41 @@ def token_sums(state_time, state_id):
     return sums
 
 
-@loop("int64[:,::1](uint8[:,:,::1], int64)")
-def pick_keys(picks, num_classes):
-    """One number for the multiset of classes of each (token, layer) [T, L].
+@loop("Tuple((int64[:,::1], int64[::1]))(uint8[:,:,::1], int64[::1], int64)")
+def pick_rows(picks, digit, num_keys):
+    """Number the distinct multisets of classes of all layers.
 
-    The key reads the sorted classes as digits in base ``num_classes``, so the order of picks does not matter.
-    Returns -1 everywhere when such keys would not fit in 62 bits.
+    Parameters
+    ----------
+    picks : uint8 [T, L, k], class of every pick; their order does not matter.
+    digit : int64 [classes], what one pick of a class adds to the key of its layer: powers of k + 1, so that the
+        digits of a key count the picks of each class.
+    num_keys : above every key, the size of the table that is filled on the way.
+
+    Returns
+    -------
+    row [T, L] : number of each token's and layer's multiset.
+    keys [R] : key of each number, rising.
     """
     tokens, layers, width = picks.shape
-    keys = np.empty((tokens, layers), np.int64)
-    if width * math.log2(max(num_classes, 2)) > 62.0:
-        keys[:, :] = -1
-        return keys
-    digits = np.empty(width, np.int64)
+    row = np.empty((tokens, layers), np.int64)
+    place = np.full(num_keys, -1, np.int64)
     for t in range(tokens):
         for layer in range(layers):
+            row[t, layer] = 0
             for j in range(width):
-                value = np.int64(picks[t, layer, j])
-                i = j
-                while i > 0 and digits[i - 1] > value:
-                    digits[i] = digits[i - 1]
-                    i -= 1
-                digits[i] = value
-            key = np.int64(0)
-            for j in range(width):
-                key = key * num_classes + digits[j]
-            keys[t, layer] = key
-    return keys
+                row[t, layer] += digit[picks[t, layer, j]]
+            place[row[t, layer]] = 0
+    count = 0
+    for key in range(num_keys):
+        if place[key] == 0:
+            place[key] = count
+            count += 1
+    keys = np.empty(count, np.int64)
+    for key in range(num_keys):
+        if place[key] >= 0:
+            keys[place[key]] = key
+    for t in range(tokens):
+        for layer in range(layers):
+            row[t, layer] = place[row[t, layer]]
+    return row, keys

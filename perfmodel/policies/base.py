@@ -265,14 +265,14 @@ def decode_ids(
     return np.where(assigned, ids, 0), assigned, sequence, offsets
 
 
-def decode_weights(inputs: PlanInputs) -> NDArray[np.float32]:
+def decode_weights(inputs: PlanInputs) -> NDArray[np.float64]:
     """Routing weight of every decode pick [T, L, k]; without recorded weights, earlier picks weigh more."""
     trace = inputs.replay.trace
     rows = trace.phase("decode")
     if trace.topk_weights is not None:
-        return trace.topk_weights[rows]
-    rank = np.arange(trace.top_k, 0, -1, dtype=np.float32)
-    return np.broadcast_to(rank, (int(rows.sum()), trace.num_layers, trace.top_k))
+        return trace.topk_weights[rows].astype(np.float64)
+    falling = np.arange(trace.top_k, 0, -1, dtype=np.float64)
+    return np.tile(falling, (int(rows.sum()), trace.num_layers, 1))
 
 
 def prefill_counts(inputs: PlanInputs) -> NDArray[np.int64] | None:

@@ -38,6 +38,7 @@ from perfmodel.policies.base import (
     plan_prefill,
     require,
 )
+from perfmodel.routing import statistics
 
 Selector = Literal["prefix", "uniform", "full"]
 _REPLICAS = (1.0, 2.0, 3.0, 4.0)
@@ -109,7 +110,7 @@ class _PlacedExperts(Policy):
     def _placed(self, inputs: PlanInputs, values: placement.Importance, *, known_before: bool) -> Plan:
         need_ndp(self, inputs.system)
         count = self._count(inputs)
-        hot = placement.top_experts(values.values, count)
+        hot = statistics.top_experts(values.values, count)
         bits, bit_notes = self._bits(inputs, values.values, hot)
         full = float(inputs.model.expert_bits)
         table = ClassTable()

@@ -15,6 +15,7 @@ weights of the better-ranked ones (0 for the best). On a cache miss a pick is co
 - A prefill copies every selected expert once, at high precision.
 """
 
+import functools
 import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from perfmodel.errors import PolicyError
 from perfmodel.kernels.cache import MISS_HIGH, MISS_LOW, mixed_cache
+from perfmodel.kernels.ranking import weight_before
 from perfmodel.policies.base import (
     ClassTable,
     Executor,
@@ -47,9 +49,12 @@ _HIGH, _LOW, _SKIP = 0, 1, 2
 _GOLDEN = 0.6180339887498949  # fractional parts of its multiples spread evenly over [0, 1)
 
 
+@functools.lru_cache(maxsize=8)
 def _spread(count: int) -> NDArray[np.float64]:
     """An evenly spread sequence in [0, 1): the same for the same length, and without clusters."""
-    return np.asarray(np.arange(count) * _GOLDEN % 1.0, dtype=np.float64)
+    spread = np.asarray(np.arange(count) * _GOLDEN % 1.0, dtype=np.float64)
+    spread.flags.writeable = False
+    return spread
 
 
 @dataclass(frozen=True)
@@ -79,14 +84,7 @@ class Hobbit(Policy):
 
     def _wanted(self, inputs: PlanInputs, assigned: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Precision each pick is copied at on a miss [T, L, k]."""
-        weights = np.where(assigned, decode_weights(inputs), 0.0).astype(np.float64)
-        total = weights.sum(axis=-1, keepdims=True)
-        weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
-        order = np.argsort(-weights, axis=-1, kind="stable")
-        ranked = np.take_along_axis(weights, order, axis=-1)
-        better = np.cumsum(ranked, axis=-1) - ranked
-        s = np.empty_like(better)
-        np.put_along_axis(s, order, better, axis=-1)
+        s = weight_before(decode_weights(inputs), np.ascontiguousarray(assigned))
         wanted = np.full(s.shape, _SKIP, np.int64)
         if self.split == "gates":
             wanted[s <= self.t2] = _LOW

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.kernels.cache import lru_hits
+from perfmodel.kernels.ranking import weight_rank
 from perfmodel.policies.base import (
     ClassTable,
     Executor,
@@ -68,9 +69,7 @@ class Monde(Policy):
         """Which picks go to the GPU [T, L, k]: the H with the largest weight, ties to the earlier pick."""
         if self.reading == "all-ndp":
             return np.zeros_like(assigned)
-        weights = np.where(assigned, decode_weights(inputs), -1.0)
-        order = np.argsort(-weights, axis=-1, kind="stable")
-        rank = np.argsort(order, axis=-1, kind="stable")
+        rank = weight_rank(decode_weights(inputs), np.ascontiguousarray(assigned))
         active = assigned.sum(axis=-1, keepdims=True)
         wanted = np.minimum(active, 1) if self.reading == "one" else split_count(active, inputs.system, self.rounding)
         return np.asarray(assigned & (rank < wanted))

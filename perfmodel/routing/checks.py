@@ -49,6 +49,7 @@ def _number(count: int) -> str:
 
 
 def as_int64(name: str, value: ArrayLike, length: int | None) -> NDArray[np.int64]:
+    """``value`` as a copied int64 array with one axis of the given length."""
     array = as_integers(name, value, 1)
     if length is not None and len(array) != length:
         raise TraceError(f"{name} has {len(array)} entries, expected {length}")
@@ -60,6 +61,7 @@ def as_int64(name: str, value: ArrayLike, length: int | None) -> NDArray[np.int6
 def checked_ids(
     ids: NDArray[np.integer[Any]], num_experts: int, layer_index: NDArray[np.int64]
 ) -> NDArray[np.unsignedinteger[Any]]:
+    """Picks as uint8 or uint16, each an expert or the dtype's maximum for none, no expert twice in a token."""
     dtype: np.dtype[np.unsignedinteger[Any]] = np.dtype(np.uint8 if num_experts <= 255 else np.uint16)
     mark = np.iinfo(ids.dtype).max if ids.dtype.kind == "u" else -1
     unassigned = ids == mark
@@ -88,6 +90,7 @@ def checked_ids(
 
 
 def checked_weights(value: ArrayLike, ids: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.float32]:
+    """Gate weights as float32, finite and not negative, zero where a pick is unassigned."""
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -113,6 +116,7 @@ def checked_weights(value: ArrayLike, ids: NDArray[np.unsignedinteger[Any]]) -> 
 def checked_sequences(
     offsets: ArrayLike, prompt_len: ArrayLike, tokens: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Offsets that cut all tokens into sequences of at least one, and prompts no longer than those."""
     bounds = as_int64("sequence_offsets", offsets, None)
     if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != tokens:
         raise TraceError(f"sequence_offsets must run from 0 to the {tokens} tokens, found {one_line(bounds)}")
@@ -129,6 +133,7 @@ def checked_sequences(
 
 
 def checked_metadata(value: object) -> dict[str, Any]:
+    """A copy of the metadata, which is a JSON table with a model and a source."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise TraceError(f"metadata is {shown(value)}, expected a table with text keys")
     try:
@@ -154,6 +159,7 @@ def checked_metadata(value: object) -> dict[str, Any]:
 
 
 def checked_labels(value: object, count: int) -> tuple[str, ...] | None:
+    """One line of text for each sequence, or None."""
     if value is None:
         return None
     labels = tuple(value) if isinstance(value, list | tuple) else (None,)

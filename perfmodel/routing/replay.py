@@ -32,13 +32,13 @@ def replay_trace(
     unprompted = own_prompt == 0
     if prompt is not None:
         prompt = as_count("prompt", prompt, 1, None)
-        _check_size(mapped, prompt)
+        _check_size(mapped, prompt, mapped.num_layers)
         new_prompt = np.where(unprompted, 0, prompt)
         context = np.full_like(own_prompt, prompt)
         notes += _length_note("prompts", own_prompt[~unprompted], prompt)
     if output is not None:
         output = as_count("output", output, 1, None)
-        _check_size(mapped, output)
+        _check_size(mapped, output, mapped.num_layers)
         lacking = np.flatnonzero(own_output == 0)
         if len(lacking):
             raise TraceError(
@@ -54,7 +54,7 @@ def replay_trace(
         notes.append(f"{unprompted.sum()} of {trace.num_sequences} sequences have no recorded prompt: {length}")
 
     if prompt is not None or output is not None:
-        _check_size(mapped, int(new_prompt.sum() + new_output.sum()))
+        _check_size(mapped, int(new_prompt.sum() + new_output.sum()), mapped.num_layers)
         starts = trace.sequence_offsets[:-1]
         rows = [
             np.concatenate(
@@ -75,11 +75,12 @@ def replay_trace(
     return Replay(mapped, context, tuple(notes))
 
 
-def _check_size(trace: RoutingTrace, tokens: int) -> None:
-    size = tokens * trace.num_layers * trace.top_k * (trace.topk_ids.itemsize + 4)
-    if size > MAX_BYTES:
-        most = MAX_BYTES * tokens // size
-        raise TraceError(f"the replay is too long for memory, at most {most} tokens in all sequences together")
+def _check_size(trace: RoutingTrace, tokens: int, layers: int) -> None:
+    most = MAX_BYTES // (layers * trace.top_k * (trace.topk_ids.itemsize + 4))
+    if tokens > most:
+        raise TraceError(
+            f"the replay is too long for memory: at most {most} tokens of {layers} layers, all sequences together"
+        )
 
 
 def _on_layers(
@@ -102,6 +103,7 @@ def _on_layers(
             f"the trace of {trace.metadata['model']} has {trace.num_layers} MoE layers, the model has "
             f"{count}; to replay the recorded ones in turn on them, pass layers='cycle' (--layers cycle)"
         )
+    _check_size(trace, trace.num_tokens, count)
     mapped = trace.map_layers(np.arange(count) % trace.num_layers, index)
     how = " cycled" if count > trace.num_layers else ""
     recorded = _span(trace.layer_index[:count])

@@ -5,6 +5,7 @@ The hit rate of a placement beside its controls (:func:`hit_rate_controls`) is w
 """
 
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +16,9 @@ from perfmodel.routing.npz import shown
 from perfmodel.routing.trace import Phase, RoutingTrace
 
 Floats = NDArray[np.float64]
+
+# Several policies and every statistic ask for the same counts of the same, immutable trace.
+_counts: WeakKeyDictionary[RoutingTrace, dict[str, NDArray[np.int64]]] = WeakKeyDictionary()
 
 
 class HitRate(NamedTuple):
@@ -55,7 +59,11 @@ class Overlap(NamedTuple):
 
 def selection_counts(trace: RoutingTrace, phase: Phase) -> NDArray[np.int64]:
     """How often each sequence picks each expert in one phase: [S, L, E]. Unassigned picks do not count."""
-    return _per_sequence(trace, phase, weighted=False).astype(np.int64)
+    if phase not in _counts.setdefault(trace, {}):
+        counts = _per_sequence(trace, phase, weighted=False).astype(np.int64)
+        counts.flags.writeable = False
+        _counts[trace][phase] = counts
+    return _counts[trace][phase]
 
 
 def weight_sums(trace: RoutingTrace, phase: Phase) -> Floats:

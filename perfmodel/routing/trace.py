@@ -46,7 +46,7 @@ class RoutedModel(Protocol):
     def top_k(self) -> int: ...
 
 
-@dataclass(frozen=True, eq=False, repr=False, slots=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
 class RoutingTrace:
     """Expert picks of S sequences, T tokens in all, in L MoE layers with k picks each; checked when made.
 

@@ -59,8 +59,9 @@ def _convert(arrays: dict[str, NDArray[Any]], num_experts: int | None, metadata:
     for name, rows in (("seq_id", seq_id), ("phase", phase), ("topk_weights", weights)):
         if rows is not None and rows.shape[:1] != (tokens,):
             raise TraceError(f"{name} has shape {rows.shape}, expected one row for each of {tokens} tokens")
-    if not np.isin(phase, (PROMPT, ANSWER, UNKNOWN)).all():
-        raise TraceError(f"phase holds {phase.max()}, allowed are 0 (prompt), 1 (answer) and 2 (unknown)")
+    strange = phase[~np.isin(phase, (PROMPT, ANSWER, UNKNOWN))]
+    if len(strange):
+        raise TraceError(f"phase holds {strange[0]}, allowed are 0 (prompt), 1 (answer) and 2 (unknown)")
 
     new_sequence = np.append(True, seq_id[1:] != seq_id[:-1])
     starts = np.flatnonzero(new_sequence)

@@ -1,0 +1,25 @@
+"""Places of the numbers of one hardware point, in SI units and after derating."""
+
+(
+    GPU_FLOPS,  # effective rate [flop/s]
+    GPU_BANDWIDTH,  # effective memory rate [byte/s]
+    GPU_N_HALF,  # bytes at which a kernel reaches half of it [byte]
+    LAUNCH_OVERHEAD,  # per kernel launch [s]
+    LAYER_OVERHEAD,  # per layer, instead of the launches [s]
+    LINK_BANDWIDTH,  # effective, one way [byte/s]
+    LINK_LATENCY,  # [s]
+    LINK_N_HALF,  # [byte]
+    NDP_BANDWIDTH,  # effective DRAM rate [byte/s]; 0 without a device
+    NDP_ARRAYS,
+    NDP_ROWS,
+    NDP_COLS,
+    NDP_CLOCK,  # [Hz]
+    NDP_DATAFLOW,
+    NDP_SCALE_BITS,  # group scales read with each quantised weight [bit]
+    NDP_SCALING,
+    NDP_RATES,  # first of 17 places: native speed-up over FP16 at 0..16 bits
+) = range(17)
+POINT_SIZE = NDP_RATES + 17
+
+SCALING_NONE, SCALING_LINEAR, SCALING_NATIVE = 0, 1, 2
+"""How arrays speed up at fewer bits: not at all, as 16 / bits, or by the table of native rates."""

@@ -62,13 +62,12 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse an output folder that cannot be written before any work is done."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PerfModelError(f"--out {folder}: not a folder that can be written ({error.strerror})") from None
-    if not os.access(folder, os.W_OK):
-        raise PerfModelError(f"--out {folder}: not a folder that can be written (permission denied)")
+    """Refuse an output folder that cannot be written before any work is done, without creating anything."""
+    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir():
+        raise PerfModelError(f"--out {folder}: {nearest} is not a folder")
+    if not os.access(nearest, os.W_OK):
+        raise PerfModelError(f"--out {folder}: {nearest} cannot be written")
 
 
 def _write_reproduction(result: Any, folder: Path) -> list[str]:

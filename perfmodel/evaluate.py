@@ -93,8 +93,9 @@ class Evaluation:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         values["hit_rate"] = None if self.hit_rate is None else self.hit_rate._asdict()
         values["notes"] = list(self.notes)
-        cosine = self.prefill_decode_cosine
-        values["prefill_decode_cosine"] = None if cosine is None else list(cosine)
+        if self.prefill_decode_cosine is not None:
+            # A layer without a single assigned pick has no cosine.
+            values["prefill_decode_cosine"] = [None if np.isnan(c) else c for c in self.prefill_decode_cosine]
         return values
 
 

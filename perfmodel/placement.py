@@ -81,9 +81,7 @@ def importance(
     if leave_one_out:
         if trace.num_sequences < 2:
             raise PolicyError("a profile of the other sequences needs a trace with at least 2 sequences, found 1")
-        counts = counts.sum(axis=0, keepdims=True) - counts
-        # Summing the others directly keeps a rounding residue of the sequence itself out of its profile.
-        weights = np.stack([np.delete(weights, s, axis=0).sum(axis=0) for s in range(trace.num_sequences)])
+        counts, weights = statistics.sum_of_others(counts), statistics.sum_of_others(weights)
     values = alpha * _normalised(counts, norm) + (1.0 - alpha) * _normalised(weights, norm)
     return Importance(values, alpha, tuple(notes))
 

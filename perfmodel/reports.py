@@ -9,7 +9,7 @@ from perfmodel.evidence.figures import Interval
 from perfmodel.evidence.reproduce import COLUMNS, Outcome, Reproduction
 from perfmodel.hardware import Constant, SpecEntry, System
 from perfmodel.model import MoEModel
-from perfmodel.policies import POLICIES
+from perfmodel.policies import ABLATIONS, POLICIES
 from perfmodel.routing import RoutingTrace
 
 
@@ -94,6 +94,17 @@ def reproduction(result: Reproduction) -> str:
         table(
             ("model", "own prefill", "uniform", "other prefill", "static", "oracle"),
             ([model, *(number(rate, 3) for rate in rates)] for model, rates in result.hit_rates.items()),
+        ),
+    ]
+    parts += [
+        "",
+        "Near-data time at full precision over near-data time at few bits (published: about 5 and 8)",
+        table(
+            ("", *result.ndp_reduction),
+            (
+                [name, *(f"{values[name]:.2f} x" for values in result.ndp_reduction.values())]
+                for name in next(iter(result.ndp_reduction.values()))
+            ),
         ),
     ]
     if result.readings:
@@ -222,6 +233,10 @@ def comparison(evaluations: Sequence[Evaluation], differences: Sequence[float] |
         sizes = [e.memory_bytes.get(device, {}).get("total") for e in evaluations]
         rows.append([f"memory: {device}", "GB", *(_scaled(size, 1e-9) for size in sizes)])
     rows.append(["binding resource", "", *(e.binding_resource for e in evaluations)])
+    cosines = [e.prefill_decode_cosine for e in evaluations]
+    if any(cosines):
+        means = [number(sum(c) / len(c), 3) if c else "-" for c in cosines]
+        rows.append(["prefill-decode cosine, mean of layers", "", *means])
     rates = [e.hit_rate for e in evaluations]
     if any(rates):
         for key in ("own", "uniform", "other_sequence", "static", "oracle"):
@@ -255,6 +270,8 @@ def policies() -> str:
         parts.append(f"{kind.name}: {kind.summary} ({kind.source})")
         parts.append(table(("  option", "default", "allowed", "meaning"), rows, left=4))
         parts.append("")
+    ablations = "; ".join(f"{name}: {options}" for name, options in ABLATIONS.items())
+    parts.append(f"Ablations of context-aware: {ablations}")
     parts.append("Use as NAME or NAME:key=value,key=value, for example context-aware:mean_bits=2,gpu_experts=4")
     return "\n".join(parts)
 

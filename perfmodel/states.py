@@ -18,7 +18,7 @@ class States(NamedTuple):
     work : float64 [A, WORK_SIZE].
     row_offsets, row_work, row_count : the rows in compressed form.
     state_row, state_before : int64 [S].
-    state_id : int64 [T, L], the state of every token (or sequence, in a prefill) and layer.
+    state_id : int32 [T, L], the state of every token (or sequence, in a prefill) and layer.
     """
 
     work: NDArray[np.float64]
@@ -27,7 +27,7 @@ class States(NamedTuple):
     row_count: NDArray[np.float64]
     state_row: NDArray[np.int64]
     state_before: NDArray[np.int64]
-    state_id: NDArray[np.int64]
+    state_id: NDArray[np.int32]
 
     def state_count(self) -> NDArray[np.float64]:
         """How often each state occurs [S]."""
@@ -51,7 +51,7 @@ def _work_row(work: WorkClass, tokens: float) -> list[float]:
     ]
 
 
-def _distinct_picks(picks: NDArray[np.uint8], num_classes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _distinct_picks(picks: NDArray[np.uint8], num_classes: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """How many picks of each class every distinct row has [R, classes], and the row of every token and layer [T, L]."""
     width = picks.shape[2]
     num_keys = (width + 1) ** num_classes
@@ -60,18 +60,20 @@ def _distinct_picks(picks: NDArray[np.uint8], num_classes: int) -> tuple[NDArray
         distinct, inverse = np.unique(ordered, axis=0, return_inverse=True)
         counts = np.zeros((len(distinct), num_classes), dtype=np.int64)
         np.add.at(counts, (np.arange(len(distinct))[:, None], distinct), 1)
-        return counts, inverse.reshape(picks.shape[:2]).astype(np.int64)
+        return counts, inverse.reshape(picks.shape[:2]).astype(np.int32)
     digit = (width + 1) ** np.arange(num_classes, dtype=np.int64)
     row, keys = replay.pick_rows(np.ascontiguousarray(picks), digit, num_keys)
     return keys[:, None] // digit % (width + 1), row
 
 
-def _with_layer_before(row: NDArray[np.int64], num_rows: int) -> tuple[NDArray[np.int64], ...]:
+def _with_layer_before(
+    row: NDArray[np.int32], num_rows: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
     """States as pairs of a row and the row of the layer before; the first layer has none before it."""
-    before = np.full(row.shape, -1, dtype=np.int64)
-    before[:, 1:] = row[:, :-1]
-    pairs, state_id = np.unique(row * (num_rows + 1) + before + 1, return_inverse=True)
-    return pairs // (num_rows + 1), pairs % (num_rows + 1) - 1, state_id.reshape(row.shape).astype(np.int64)
+    pair = row.astype(np.int64) * (num_rows + 1)
+    pair[:, 1:] += row[:, :-1] + 1
+    pairs, state_id = np.unique(pair, return_inverse=True)
+    return pairs // (num_rows + 1), pairs % (num_rows + 1) - 1, state_id.reshape(row.shape).astype(np.int32)
 
 
 def decode_states(plan: Plan) -> States:
@@ -115,5 +117,5 @@ def prefill_states(plan: Plan) -> States | None:
         np.ones(len(number)),
         np.arange(num_rows, dtype=np.int64),
         np.full(num_rows, -1, dtype=np.int64),
-        np.arange(num_rows, dtype=np.int64).reshape(sequences, layers),
+        np.arange(num_rows, dtype=np.int32).reshape(sequences, layers),
     )

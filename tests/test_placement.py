@@ -173,9 +173,7 @@ def test_two_full_experts_of_8x22b_fit_80_gb_and_three_do_not() -> None:
         assert_allclose(memory["gpu"]["total"], use.total, rtol=1e-15)
         assert_allclose(memory["ndp"]["total"] / GB, 271 + 169, rtol=0, atol=1)
     with pytest.raises(PlacementError) as caught:
-        plan_run(
-            model, NDP_SYSTEM, recording(), "context-aware:gpu_experts=3", prompt=128, output=2048, layers="cycle"
-        )
+        plan_run(model, NDP_SYSTEM, recording(), "context-aware:gpu_experts=3", prompt=128, output=2048, layers="cycle")
     message = str(caught.value)
     parts = re.search(
         r"other weights ([\d.]+) \+ experts ([\d.]+) \+ KV cache ([\d.]+) = ([\d.]+) GB, capacity ([\d.]+) GB", message
@@ -245,9 +243,7 @@ def test_defaults_reach_the_plan_and_are_said() -> None:
         assert (run.plan.hot.sum(axis=-1) == 3).all()
         assert any("3 of 7 experts a layer on the GPU" in note for note in run.plan.notes)
     tight = NDP_SYSTEM.with_values({"gpu.memory_capacity_gb": 50})
-    run = plan_run(
-        mixtral("mixtral-8x22b"), tight, recording(), "context-aware", prompt=16, output=2, layers="cycle"
-    )
+    run = plan_run(mixtral("mixtral-8x22b"), tight, recording(), "context-aware", prompt=16, output=2, layers="cycle")
     assert run.plan.gpu_experts == 1
 
 

@@ -17,6 +17,9 @@ from perfmodel import __version__, plots
 from perfmodel.errors import PerfModelError
 from perfmodel.evaluate import PARTS
 from perfmodel.evidence.reproduce import COLUMNS, MODELS, reproduce, synthetic_trace
+from perfmodel.plots.reproduction import HIT_RATES
+from perfmodel.plots.style import COLUMN_LOOKS, PART_LOOKS
+from perfmodel.plots.words import number
 
 CAPACITY = 80e9
 
@@ -127,6 +130,7 @@ def test_speedups_show_every_column_of_every_published_gain(result, figures):
         rows = [r for r in result.rows if r.figure.model == model and r.figure.baseline]
         series = bars(axes)
         assert len(series) == len(COLUMNS)
+        assert tuple(COLUMN_LOOKS) == COLUMNS
         for column, label in zip(COLUMNS, ("datasheet peaks", "independent evidence", "calibrated"), strict=True):
             start, end = series[label]
             np.testing.assert_allclose(sorted(end), sorted(r.columns[column].high for r in rows), rtol=1e-12, atol=0)
@@ -160,7 +164,7 @@ def test_throughput_puts_published_rates_beside_the_computed_ones(result, figure
 
 
 def test_breakdown_stacks_to_the_time_of_a_token(result, figures):
-    assert tuple(plots._PARTS) == PARTS
+    assert tuple(PART_LOOKS) == PARTS
     figure = figures["breakdown"]
     for i, axes in enumerate(figure.axes):
         names = [t.get_text() for t in axes.get_yticklabels()]
@@ -168,7 +172,7 @@ def test_breakdown_stacks_to_the_time_of_a_token(result, figures):
         series = bars(axes)
         for part in PARTS:
             expected = np.array([1e3 * e.breakdown_s[part] for e in chosen])
-            label = plots._PARTS[part].label
+            label = PART_LOOKS[part].label
             assert (label in series) == bool(expected.any())
             if label in series:
                 start, end = series[label]
@@ -184,7 +188,7 @@ def test_hit_rate_stands_beside_its_controls(result, figures):
     assert list(series) == ["Mixtral 8x7B", "Mixtral 8x22B"]
     for model, (_, end) in zip(MODELS, series.values(), strict=True):
         rates = result.hit_rates[model]
-        expected = [getattr(rates, name) for name in plots._HIT_RATES]
+        expected = [getattr(rates, name) for name in HIT_RATES]
         assert sorted(expected) == sorted(rates)
         np.testing.assert_allclose(end, 100 * np.array(expected), rtol=1e-12, atol=0)
 
@@ -290,7 +294,7 @@ def test_comparison_refuses_what_cannot_be_read(evaluations):
     ],
 )
 def test_numbers_have_three_digits_and_no_exponent(value, text):
-    assert plots._number(value) == text
+    assert number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -312,6 +316,15 @@ def test_other_suffixes_are_refused_with_the_allowed_ones(tmp_path, figures, nam
     with pytest.raises(PerfModelError, match=r"allowed: \.png, \.svg, \.pdf"):
         plots.save(figures["hit_rate"], tmp_path / name)
     assert not list(tmp_path.iterdir())
+    for path in (name, tmp_path / name):
+        with pytest.raises(PerfModelError, match=r"^figure .* names no format; allowed: \.png, \.svg, \.pdf$"):
+            plots.check_suffix(path)
+
+
+@pytest.mark.parametrize("suffix", plots.SUFFIXES)
+def test_a_suffix_of_a_format_is_returned_in_lower_case(tmp_path, suffix):
+    assert plots.check_suffix(f"some.folder/figure{suffix}") == suffix
+    assert plots.check_suffix(tmp_path / f"figure{suffix.upper()}") == suffix
 
 
 def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path, figures, monkeypatch):
@@ -353,5 +366,20 @@ def test_drawing_changes_no_setting_of_matplotlib_and_needs_no_pyplot(tmp_path, 
     before = dict(matplotlib.rcParams)
     plots.save(plots.comparison_figure(evaluations), tmp_path / "figure.png")
     assert dict(matplotlib.rcParams) == before
-    code = "import sys, perfmodel.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
+    code = "import sys; from perfmodel.plots import *; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_checking_a_suffix_needs_no_matplotlib():
+    code = "import sys; from perfmodel.plots import check_suffix; check_suffix('a.svg'); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "perfmodel.plots" in done.stdout.split()
+    assert not {"matplotlib", "numpy"} & set(done.stdout.split())
+
+
+def test_the_package_offers_its_public_names_and_no_others():
+    assert plots.__all__ == ["SUFFIXES", "check_suffix", "comparison_figure", "reproduction_figures", "save"]
+    assert {*plots.__all__} <= {*dir(plots)}
+    assert all(hasattr(plots, name) for name in plots.__all__)
+    with pytest.raises(AttributeError, match=r"'perfmodel\.plots' has no attribute 'figure'"):
+        plots.figure  # noqa: B018

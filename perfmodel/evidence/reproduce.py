@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.errors import PlacementError
+from perfmodel.errors import PlacementError, PolicyError
 from perfmodel.evaluate import Evaluation, HitRates, Run, make_replay, plan_run
 from perfmodel.evidence.calibrate import Fit, calibrate, fitted_system
 from perfmodel.evidence.figures import (
@@ -62,6 +62,8 @@ READINGS: dict[str, dict[str, str]] = {
     "HOBBIT by its thresholds (split=gates)": {"hobbit": "hobbit:split=gates"},
     "HOBBIT caches one expert a layer": {"hobbit": "hobbit:cache_high=1"},
 }
+#: Scales of quantised weights in the what-if beside the near-data rows: FP16, one for 64 weights [bit a weight].
+GROUP_SCALE_BITS = 0.25
 #: Generated traces beside the recording, from no variation between sequences to much: the hit rate rises with it.
 CONCENTRATIONS = {"sequences alike": math.inf, "Mixtral's skew": None, "sequences very different": 10.0}
 #: Other readings of each baseline that its own authors could have chosen on this machine.
@@ -99,6 +101,12 @@ class Bench:
         self.models = {name: MoEModel.from_config(name) for name in MODELS}
         self._replays: dict[tuple[str, int], Replay] = {}
         self._runs: dict[Case, Run] = {}
+
+    def branch(self) -> "Bench":
+        """A bench that shares what is planned so far and forgets its own plans when it is dropped."""
+        other = Bench(self.trace, self.system)
+        other._replays, other._runs = dict(self._replays), dict(self._runs)
+        return other
 
     def run(self, case: Case) -> Run:
         """The plan of a case. A trace with other layers is cycled, and its notes say so."""
@@ -348,16 +356,26 @@ def _own_best(bench: Bench, system: System) -> tuple[OwnBest, ...]:
 
 
 def _ndp_reduction(bench: Bench, system: System) -> dict[str, dict[str, float]]:
-    """How much less time the near-data device works than at full precision: uniform bits, and as selected."""
+    """How much less time the near-data device works than at full precision, by mean bits.
+
+    With uniform bits it is 16 / bits exactly; beside it what the selector's uneven bits make of it, and group scales.
+    """
+    scaled = system.with_values(
+        {"ndp.scale_bits_per_weight": GROUP_SCALE_BITS}, citation="one FP16 scale for 64 weights"
+    )
     result: dict[str, dict[str, float]] = {}
     for model in MODELS:
-        full = bench.run(Case(model, policy_text("context-aware", None, "selector=full"), OUTPUT)).price(system)
+        full = bench.run(Case(model, policy_text("context-aware", None, ABLATIONS["placement only"]), OUTPUT))
+        whole = full.price(system).ndp_side_s
         result[model] = {}
         for bits in (3.0, 2.0):
-            for selector in ("uniform", "prefix"):
-                text = policy_text("context-aware", bits, f"selector={selector}")
-                one = bench.run(Case(model, text, OUTPUT)).price(system)
-                result[model][f"{bits:g}-bit {selector}"] = full.ndp_side_s / one.ndp_side_s
+            uniform = bench.run(Case(model, policy_text("context-aware", bits, ABLATIONS["uniform bits"]), OUTPUT))
+            selected = bench.run(Case(model, policy_text("context-aware", bits), OUTPUT))
+            result[model] |= {
+                f"{bits:g}-bit uniform": whole / uniform.price(system).ndp_side_s,
+                f"{bits:g}-bit selected": whole / selected.price(system).ndp_side_s,
+                f"{bits:g}-bit selected with group scales": whole / selected.price(scaled).ndp_side_s,
+            }
     return result
 
 
@@ -383,6 +401,8 @@ def reproduce(*, trace: RoutingTrace | None = None, system: str | None = None, e
     recording = trace if trace is not None else RoutingTrace.load(BUNDLED_TRACE)
     base = system or EVIDENCE_SYSTEM
     evidence = with_given_ndp_rate(load_system(base))
+    if evidence.ndp is None:
+        raise PolicyError(f"system {evidence.name} has no near-data device, and the published figures are about one")
     peaks = load_system(system or DATASHEET_SYSTEM).at_peak()
     bench = Bench(recording, evidence)
     figures = load_figures()
@@ -429,7 +449,7 @@ def reproduce(*, trace: RoutingTrace | None = None, system: str | None = None, e
     if explore:
         source = recording.metadata.get("source")
         explored = functools.partial(_outcome, figures=fit_figures, evidence=evidence, near=fit.values)
-        readings = tuple(explored(name, bench, readings=changed) for name, changed in READINGS.items())
+        readings = tuple(explored(name, bench.branch(), readings=changed) for name, changed in READINGS.items())
         traces = (
             readings[0]._replace(name=f"{recording.metadata.get('model')} ({source})"),
             *(
@@ -437,7 +457,7 @@ def reproduce(*, trace: RoutingTrace | None = None, system: str | None = None, e
                 for name, value in CONCENTRATIONS.items()
             ),
         )
-        own_best = _own_best(bench, systems["calibrated"])
+        own_best = _own_best(bench.branch(), systems["calibrated"])
     notes = list(dict.fromkeys(n for e in evaluations["calibrated"].values() for n in e.notes))
     return Reproduction(
         rows=rows,

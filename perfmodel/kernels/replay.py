@@ -235,7 +235,7 @@ def copy_time(point, size):
     return _transfer_time1(size, point[LINK_BANDWIDTH], point[LINK_LATENCY], point[LINK_N_HALF])
 
 
-@loop("float64[::1](float64[::1], int64[:,::1])")
+@loop("float64[::1](float64[::1], int32[:,::1])")
 def token_sums(state_time, state_id):
     """Sum of each token's states over its layers [T]; ``state_id`` [T, L] numbers the states."""
     sums = np.zeros(state_id.shape[0])
@@ -245,7 +245,7 @@ def token_sums(state_time, state_id):
     return sums
 
 
-@loop("Tuple((int64[:,::1], int64[::1]))(uint8[:,:,::1], int64[::1], int64)")
+@loop("Tuple((int32[:,::1], int64[::1]))(uint8[:,:,::1], int64[::1], int64)")
 def pick_rows(picks, digit, num_keys):
     """Number the distinct multisets of classes of all layers.
 
@@ -254,7 +254,7 @@ def pick_rows(picks, digit, num_keys):
     picks : uint8 [T, L, k], class of every pick; their order does not matter.
     digit : int64 [classes], what one pick of a class adds to the key of its layer: powers of k + 1, so that the
         digits of a key count the picks of each class.
-    num_keys : above every key, the size of the table that is filled on the way.
+    num_keys : above every key, the size of the table that is filled on the way; below 2**31.
 
     Returns
     -------
@@ -262,8 +262,8 @@ def pick_rows(picks, digit, num_keys):
     keys [R] : key of each number, rising.
     """
     tokens, layers, width = picks.shape
-    row = np.empty((tokens, layers), np.int64)
-    place = np.full(num_keys, -1, np.int64)
+    row = np.empty((tokens, layers), np.int32)
+    place = np.full(num_keys, -1, np.int32)
     for t in range(tokens):
         for layer in range(layers):
             row[t, layer] = 0

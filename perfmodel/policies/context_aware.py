@@ -38,7 +38,7 @@ from perfmodel.policies.base import (
     plan_prefill,
     require,
 )
-from perfmodel.routing import statistics
+from perfmodel.routing import RoutingTrace, statistics
 
 Selector = Literal["prefix", "uniform", "full"]
 _REPLICAS = (1.0, 2.0, 3.0, 4.0)
@@ -164,7 +164,8 @@ def _losses(inputs: PlanInputs) -> tuple[NDArray[np.float64], tuple[str, ...]]:
     model = inputs.model
     chosen = inputs.losses or LossTable.load(BUNDLED_LOSSES)
     table = chosen.for_model(len(model.moe_layers), model.num_experts, assume=inputs.losses is None)
-    return table.losses, (f"losses: {table.name} ({table.source})", *table.notes)
+    named = () if table.source == "assumed" else (f"losses: {table.name} ({table.source})",)
+    return table.losses, (*named, *table.notes)
 
 
 @dataclass(frozen=True)
@@ -187,20 +188,44 @@ class ContextAware(_PlacedExperts):
 
 @dataclass(frozen=True)
 class Static(_PlacedExperts):
-    """Placement from the decode steps of the *other* sequences, known before the prompt arrives.
+    """Placement from a profile of other traffic, known before the prompt arrives.
 
-    Nothing migrates, and the prefill already finds the hot experts on the GPU.
+    The profile is the decode steps of the *other* sequences of the trace (leave-one-out), or those of another
+    trace. Nothing migrates, and the prefill already finds the hot experts on the GPU.
     """
+
+    profile: str = option("others", "decode profile to place by", "others | name or file of another trace")
 
     name: ClassVar[str] = "static"
     summary: ClassVar[str] = "the same split, placed once from the decode profile of the other sequences"
     source: ClassVar[str] = "control for arXiv 2512.04476; needs no prefill"
 
     def plan(self, inputs: PlanInputs) -> Plan:
-        values = placement.importance(
-            inputs.replay.trace, alpha=self.alpha, norm=self.norm, phase="decode", leave_one_out=True
-        )
+        if self.profile == "others":
+            values = placement.importance(
+                inputs.replay.trace, alpha=self.alpha, norm=self.norm, phase="decode", leave_one_out=True
+            )
+        else:
+            values = self._from_another_trace(inputs)
         return self._placed(inputs, values, known_before=True)
+
+    def _from_another_trace(self, inputs: PlanInputs) -> placement.Importance:
+        """One placement for all sequences, from the decode steps of the profile (its prefill if it has none)."""
+        model, sequences = inputs.model, inputs.replay.trace.num_sequences
+        profile = RoutingTrace.load(self.profile)
+        if profile.num_experts_inferred and profile.num_experts <= model.num_experts:
+            profile = profile.with_num_experts(model.num_experts)
+        profile.check_model(model)
+        if profile.num_layers != len(model.moe_layers):
+            raise PolicyError(
+                f"policy static: profile {self.profile} has {profile.num_layers} layers, {model.name} has"
+                f" {len(model.moe_layers)} MoE layers; allowed: as many"
+            )
+        own = placement.importance(
+            profile, alpha=self.alpha, norm=self.norm, phase="decode" if profile.has_decode else "prefill"
+        )
+        pooled = own.values.mean(axis=0, keepdims=True)
+        return own._replace(values=np.repeat(pooled, sequences, axis=0))
 
 
 #: Options that switch one idea of the context-aware system off.

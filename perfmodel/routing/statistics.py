@@ -194,7 +194,7 @@ def hit_rate_controls(trace: RoutingTrace, gpu_experts: int, importance: ArrayLi
         # Chosen by any sequence, summed for each; the sequence's own part is taken away again.
         by_any = (share * placed.sum(0)).sum((1, 2))
         other_sequence = float((by_any - own).mean() / (sequences - 1))
-        static = mean_hit(top_experts(_sum_of_others(share), gpu_experts))
+        static = mean_hit(top_experts(sum_of_others(share), gpu_experts))
     return HitRateControls(
         own=float(own.mean()),
         uniform=gpu_experts / trace.num_experts,
@@ -204,7 +204,8 @@ def hit_rate_controls(trace: RoutingTrace, gpu_experts: int, importance: ArrayLi
     )
 
 
-def _sum_of_others(share: Floats) -> Floats:
+def sum_of_others(share: Floats) -> Floats:
+    """For every sequence the sum over all other sequences [S, ...]."""
     # Sums from both ends, since total minus own would leave rounding noise where the others have exact zeros.
     before, after = np.zeros_like(share), np.zeros_like(share)
     before[1:] = np.cumsum(share[:-1], axis=0)

@@ -1,0 +1,32 @@
+"""Figures of a reproduction and of a comparison, ready for a two-column paper.
+
+The names below are the public interface; those that draw are imported when first used, so that a suffix can be
+checked without loading matplotlib.
+"""
+
+from typing import TYPE_CHECKING
+
+from perfmodel.plots.formats import SUFFIXES, check_suffix
+
+__all__ = ["SUFFIXES", "check_suffix", "comparison_figure", "reproduction_figures", "save"]
+
+if TYPE_CHECKING:
+    from perfmodel.plots.canvas import save
+    from perfmodel.plots.comparison import comparison_figure
+    from perfmodel.plots.reproduction import reproduction_figures
+else:
+    _HOMES = {"comparison_figure": "comparison", "reproduction_figures": "reproduction", "save": "canvas"}
+
+    def __getattr__(name):
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
+        value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

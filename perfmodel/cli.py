@@ -4,6 +4,7 @@ Heavy imports happen inside the commands, so that help and mistakes answer at on
 """
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -22,7 +23,12 @@ class _Parser(argparse.ArgumentParser):
     """Argument errors in one line, like every other error."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_BAD_INPUT, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        self.exit(EXIT_BAD_INPUT, f"{self.prog}: error: {_one_line(message)} (see {self.prog} --help)\n")
+
+
+def _one_line(message: object) -> str:
+    # Names of files and arguments may hold line breaks of any kind.
+    return " ".join(str(message).split())
 
 
 def _print(text: str) -> None:
@@ -48,22 +54,27 @@ def _reproduce(options: argparse.Namespace) -> int:
     from perfmodel import reports
     from perfmodel.evidence.reproduce import reproduce
 
+    if not options.out:
+        raise PerfModelError("--out: found an empty name, allowed: a folder")
     folder = Path(options.out)
     _check_folder(folder)
-    trace = _load_trace(options.trace) if options.trace else None
+    trace = None if options.trace is None else _load_trace(options.trace)
     result = reproduce(trace=trace, system=options.system)
+    written = _write_reproduction(result, folder)
     if options.json:
         _print_json(result.to_dict())
     else:
         _print(reports.reproduction(result))
-    written = _write_reproduction(result, folder)
     _say(f"wrote {', '.join(written)} to {folder}")
     return 0
 
 
 def _check_folder(folder: Path) -> None:
     """Refuse an output folder that cannot be written before any work is done, without creating anything."""
-    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    try:
+        nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    except (OSError, ValueError) as error:
+        raise PerfModelError(f"--out {folder}: not a usable folder name ({error})") from None
     if not nearest.is_dir():
         raise PerfModelError(f"--out {folder}: {nearest} is not a folder")
     if not os.access(nearest, os.W_OK):
@@ -92,7 +103,7 @@ def _compare(options: argparse.Namespace) -> int:
     from perfmodel.hardware import load_system
     from perfmodel.model import MoEModel
 
-    if options.plot:
+    if options.plot is not None:
         from perfmodel.plots import check_suffix
 
         check_suffix(options.plot)  # before any work is done
@@ -100,12 +111,12 @@ def _compare(options: argparse.Namespace) -> int:
     model = MoEModel.from_config(options.model)
     system = load_system(options.system)
     trace = _load_trace(options.trace)
-    losses = LossTable.load(options.loss) if options.loss else None
+    losses = None if options.loss is None else LossTable.load(options.loss)
     replay = make_replay(model, trace, options.prompt, options.output, options.layers)
     runs = [plan_run(model, system, replay, text, losses=losses) for text in texts]
     evaluations = [run.price() for run in runs]
     differences = [_check(run, one) for run, one in zip(runs, evaluations, strict=True)] if options.check else None
-    if options.plot:
+    if options.plot is not None:
         from perfmodel import plots
 
         capacity = {system.name: system.gpu.memory_capacity_bytes}
@@ -169,7 +180,7 @@ def _specs_validate(options: argparse.Namespace) -> int:
         try:
             spec = load_spec(name)
         except PerfModelError as error:
-            _say(f"perfmodel: error: {error}")
+            _say(f"perfmodel: error: {_one_line(error)}")
             bad += 1
         else:
             _print(f"{name}: ok ({spec.kind} {spec.name})")
@@ -244,18 +255,23 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, or 2 after bad input with one line on standard error."""
     options = build_parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a character still gets the rest
     try:
         code: int = options.run(options)
         sys.stdout.flush()
     except PerfModelError as error:
-        _say(f"perfmodel: error: {error}")
+        _say(f"perfmodel: error: {_one_line(error)}")
         return EXIT_BAD_INPUT
     except BrokenPipeError:
         # The reader of a pipe went away; nothing is left to say, and Python must not say it at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        _say(f"perfmodel: error: {error.filename or 'output'}: {error.strerror or error}")
+        _say(f"perfmodel: error: {error.filename2 or error.filename or 'output'}: {error.strerror or error}")
+        return EXIT_BAD_INPUT
+    except MemoryError:
+        _say("perfmodel: error: not enough memory; use a shorter --output, fewer sequences or a smaller trace")
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         _say("perfmodel: interrupted")

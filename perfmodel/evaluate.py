@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel import placement
 from perfmodel.bitwidth import LossTable
-from perfmodel.errors import TraceError
+from perfmodel.errors import PolicyError, TraceError
 from perfmodel.hardware import System, load_system
 from perfmodel.kernels import front
 from perfmodel.kernels import point as place
@@ -33,7 +33,7 @@ PARTS = ("attention", "router", "dense", "experts_gpu", "link", "ndp", "head", "
 
 
 class HitRates(NamedTuple):
-    """Share of decode picks that find their expert on the GPU, beside its controls.
+    """Share of decode picks that find their expert on the GPU, beside its controls; every sequence counts alike.
 
     own : the policy's placement. uniform : K / E. other_sequence : placed by another sequence's prefill.
     static : placed by the decode profile of the other sequences. oracle : placed by the sequence's own decode.
@@ -304,10 +304,9 @@ class Run:
         one = kernel.copy_time(point, float(self.model.expert_bytes(self.model.expert_bits)))
         return np.asarray(self.plan.migrated_experts * one)
 
-    @functools.cached_property
-    def bytes_per_token(self) -> dict[str, float]:
-        """Mean bytes a decode step moves, by tier; hardware only adds the group scales of the device."""
-        return _bytes_per_token(self)
+    def bytes_per_token(self, system: System | None = None) -> dict[str, float]:
+        """Mean bytes a decode step moves, by tier; a system matters only by the group scales of its device."""
+        return _bytes_per_token(self, system or self.system)
 
     def memory(self) -> dict[str, dict[str, float]]:
         """Bytes by device and use."""
@@ -324,16 +323,17 @@ class Run:
     @functools.cached_property
     def hit_rates(self) -> HitRates | None:
         """Hit rate of the placement with its controls, or None where the policy places nothing."""
-        if self.plan.hot is None or self.plan.alpha is None:
+        plan = self.plan
+        if plan.hot is None or plan.alpha is None:
             return None
-        return _hit_rates(self.replay.trace, self.plan.hot, self.plan.alpha)
+        return _hit_rates(self.replay.trace, plan.hot, plan.alpha, plan.norm)
 
     def price(self, system: System | None = None) -> Evaluation:
         """All metrics of this plan on a system (by default the one it was planned for)."""
         return _price(self, system or self.system)
 
 
-def _bytes_per_token(run: Run) -> dict[str, float]:
+def _bytes_per_token(run: Run, system: System) -> dict[str, float]:
     model, states = run.model, run.decode
     tokens = float(len(run.contexts))
     work = states.work
@@ -341,7 +341,7 @@ def _bytes_per_token(run: Run) -> dict[str, float]:
     executor, bits = work[:, kernel.EXECUTOR], work[:, kernel.BITS]
     activations = 2.0 * model.hidden_size * ACTIVATION_BYTES
     weights = model.expert_params * bits / 8
-    scale_bits = run.system.ndp.scale_bits_per_weight if run.system.ndp is not None else 0.0
+    scale_bits = system.ndp.scale_bits_per_weight if system.ndp is not None else 0.0
     elements = sum(rows * cols for rows, cols in model.expert_matrices)
     on_gpu = (executor == Executor.GPU) | (executor == Executor.FETCH)
     near = executor == Executor.NDP
@@ -362,11 +362,12 @@ def _bytes_per_token(run: Run) -> dict[str, float]:
     }
 
 
-def _hit_rates(trace: RoutingTrace, hot: NDArray[np.bool_], alpha: float) -> HitRates:
+def _hit_rates(trace: RoutingTrace, hot: NDArray[np.bool_], alpha: float, norm: placement.Norm) -> HitRates:
     count = int(hot[0, 0].sum())
-    own = statistics.hit_rate(trace, hot).over_picks
+    own = statistics.hit_rate(trace, hot).over_sequences
     # The controls place by the same rule; without a prefill there is no other sequence's prefill to place by.
-    values = placement.importance(trace, alpha=alpha, phase="prefill" if trace.has_prefill else "decode").values
+    phase: Literal["prefill", "decode"] = "prefill" if trace.has_prefill else "decode"
+    values = placement.importance(trace, alpha=alpha, norm=norm, phase=phase).values
     controls = statistics.hit_rate_controls(trace, count, values)
     return HitRates(
         own=own,
@@ -379,11 +380,11 @@ def _hit_rates(trace: RoutingTrace, hot: NDArray[np.bool_], alpha: float) -> Hit
 
 def _floor(run: Run, system: System) -> float:
     """Busiest tier at its datasheet rate: no schedule of the same traffic is faster [s]."""
-    moved = run.bytes_per_token
+    moved = run.bytes_per_token(system)
     times = [
         moved["gpu_memory"] / system.gpu.memory_bandwidth_bytes_per_s,
-        # Activations cross half one way and half the other.
-        (moved["link_weights"] + moved["link_activations"] / 2) / system.link.bandwidth_bytes_per_s,
+        # Copies and activations do not contend in this model, and the two directions of activations take turns.
+        max(moved["link_weights"], moved["link_activations"]) / system.link.bandwidth_bytes_per_s,
     ]
     if system.ndp is not None:
         times.append(moved["ndp_memory"] / system.ndp.dram_bandwidth_bytes_per_s)
@@ -393,6 +394,10 @@ def _floor(run: Run, system: System) -> float:
 def _price(run: Run, system: System) -> Evaluation:
     if len(run.contexts) == 0:
         raise TraceError("the trace holds no decode step to price")
+    if system.ndp is None and any(work.executor == Executor.NDP for work in run.plan.classes):
+        raise PolicyError(
+            f"the plan of {run.policy.name} runs experts on a near-data device, and system {system.name} has none"
+        )
     point = hardware_point(system)
     plan = run.plan
     token = run.token_parts(point)
@@ -436,7 +441,7 @@ def _price(run: Run, system: System) -> Evaluation:
         ndp_side_s=float(mean[kernel.BUSY_NDP]),
         breakdown_s=breakdown,
         busy_s={"gpu": busy_gpu, "link": float(mean[kernel.BUSY_LINK]), "ndp": float(mean[kernel.BUSY_NDP])},
-        bytes_per_token=dict(run.bytes_per_token),
+        bytes_per_token=run.bytes_per_token(system),
         memory_bytes=run.memory(),
         bandwidth_floor_s=_floor(run, system),
         binding_resource=max(by_resource, key=by_resource.__getitem__),

@@ -229,8 +229,11 @@ def largest_difference(evaluation: Evaluation, checked: dict[str, Any]) -> float
         if isinstance(other, dict):
             return max(difference(one[key], value) for key, value in other.items())
         if one is None or other is None:
-            return 0.0 if one is other else np.inf
-        return 0.0 if one == other else abs(one - other) / max(abs(one), abs(other))
+            return 0.0 if one is other else math.inf
+        if one == other:
+            return 0.0
+        relative = abs(one - other) / max(abs(one), abs(other))
+        return float(relative) if math.isfinite(relative) else math.inf
 
     return max(difference(getattr(evaluation, name), value) for name, value in checked.items())
 
@@ -260,7 +263,7 @@ def _prefill(machine: _Machine, run: Run) -> list[float] | None:
 def _bytes(machine: _Machine, run: Run) -> dict[str, float]:
     """Mean bytes of a decode step by tier, pick by pick."""
     model, plan = run.model, run.plan
-    ndp = run.system.ndp
+    ndp = machine.system.ndp
     activation = 2 * model.hidden_size * _ACTIVATION_BYTES
     tiers = ("gpu_memory", "link_weights", "link_activations", "ndp_memory")
     moved: dict[str, list[float]] = {tier: [] for tier in tiers}

@@ -1,16 +1,19 @@
 """Text for people: tables of reproductions, comparisons, specs and policies, with units in the headers."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel import __version__
-from perfmodel.evaluate import PARTS, Evaluation
-from perfmodel.evidence.figures import Interval
-from perfmodel.evidence.reproduce import COLUMNS, Outcome, Reproduction
-from perfmodel.hardware import Constant, SpecEntry, System
-from perfmodel.model import MoEModel
-from perfmodel.policies import ABLATIONS, POLICIES
-from perfmodel.routing import RoutingTrace
+
+if TYPE_CHECKING:  # what a report shows was computed elsewhere, so listing specs need not load the kernels
+    from perfmodel.evaluate import Evaluation
+    from perfmodel.evidence.figures import Interval
+    from perfmodel.evidence.reproduce import Outcome, Reproduction
+    from perfmodel.hardware import Constant, SpecEntry, System
+    from perfmodel.model import MoEModel
+    from perfmodel.routing import RoutingTrace
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
@@ -45,10 +48,10 @@ def _figure_rows(result: Reproduction) -> list[list[str]]:
         figure = row.figure
         published = "-".join(f"{v:g}" for v in figure.value)
         unit = "tok/s" if figure.kind == "rate" else "x"
-        cells = [_interval(row.columns[column], figure.kind) for column in COLUMNS]
+        cells = [_interval(row.columns[column], figure.kind) for column in row.columns]
         errors = [
             ("in" if error == 0.0 else percent(error)) if figure.kind == "range" else percent(error)
-            for error in (row.errors[column] for column in COLUMNS)
+            for error in (row.errors[column] for column in row.columns)
         ]
         rows.append([figure.id, "fit" if figure.fit else "", unit, published, *cells, *errors])
     return rows
@@ -69,8 +72,8 @@ def _outcome_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
 def reproduction(result: Reproduction) -> str:
     """The whole reproduction as text: figures, constants, hit rates, readings and baselines."""
     metadata = result.trace.metadata
-    systems = ", ".join(f"{name}: {result.systems[name].name}" for name in COLUMNS)
-    header = ("figure", "", "unit", "published", *COLUMNS, "err ds", "err ev", "err cal")
+    systems = ", ".join(f"{name}: {result.systems[name].name}" for name in result.systems)
+    header = ("figure", "", "unit", "published", *result.systems, "err ds", "err ev", "err cal")
     parts = [
         "Published figures of arXiv 2512.04476 and what this model makes of them",
         f"routing: {metadata.get('model')} ({metadata.get('source')}), {result.trace.num_sequences} sequences;"
@@ -225,7 +228,7 @@ def comparison(evaluations: Sequence[Evaluation], differences: Sequence[float] |
     rows.append(["", "", *("" for _ in evaluations)])
     rows += [
         [f"on the critical path: {part}", "ms", *(_scaled(e.breakdown_s[part], 1e3) for e in evaluations)]
-        for part in PARTS
+        for part in first.breakdown_s
     ]
     for tier in first.bytes_per_token:
         rows.append([f"bytes a token: {tier}", "MB", *(_scaled(e.bytes_per_token[tier], 1e-6) for e in evaluations)])
@@ -261,6 +264,8 @@ def comparison(evaluations: Sequence[Evaluation], differences: Sequence[float] |
 
 def policies() -> str:
     """Every policy with its options."""
+    from perfmodel.policies import ABLATIONS, POLICIES
+
     parts = []
     for kind in POLICIES.values():
         rows = [
@@ -278,6 +283,8 @@ def policies() -> str:
 
 def policies_data() -> list[dict[str, Any]]:
     """The same as plain values."""
+    from perfmodel.policies import POLICIES
+
     return [
         {
             "name": kind.name,

@@ -347,8 +347,8 @@ def _own_best(bench: Bench, system: System) -> tuple[OwnBest, ...]:
                 policy = text.format(gpu_experts=int(hot))
                 try:
                     rates[policy] = bench.run(Case(model, policy, OUTPUT)).price(system).decode_tok_per_s
-                except PlacementError:
-                    continue  # this reading does not fit in the GPU's memory
+                except (PlacementError, PolicyError):
+                    continue  # it does not fit in the GPU's memory, or the trace lacks what it needs
             best = max(rates, key=rates.__getitem__)
             gains = {name: one.decode_tok_per_s / rates[best] for name, one in ours.items()}
             found.append(OwnBest(model, baseline, best, rates[best], rates[baseline], gains))
@@ -443,13 +443,20 @@ def reproduce(*, trace: RoutingTrace | None = None, system: str | None = None, e
         rates = evaluations["evidence"][model, "context-aware 3-bit"].hit_rate
         assert rates is not None
         hit_rates[model] = rates
+    notes = list(dict.fromkeys(n for e in evaluations["calibrated"].values() for n in e.notes))
     readings: tuple[Outcome, ...] = ()
     traces: tuple[Outcome, ...] = ()
     own_best: tuple[OwnBest, ...] = ()
     if explore:
         source = recording.metadata.get("source")
         explored = functools.partial(_outcome, figures=fit_figures, evidence=evidence, near=fit.values)
-        readings = tuple(explored(name, bench.branch(), readings=changed) for name, changed in READINGS.items())
+        tried = []
+        for name, changed in READINGS.items():
+            try:
+                tried.append(explored(name, bench.branch(), readings=changed))
+            except PolicyError as error:  # the trace lacks what this reading needs, such as routing weights
+                notes.append(f"reading left out, {name}: {error}")
+        readings = tuple(tried)
         traces = (
             readings[0]._replace(name=f"{recording.metadata.get('model')} ({source})"),
             *(
@@ -458,7 +465,6 @@ def reproduce(*, trace: RoutingTrace | None = None, system: str | None = None, e
             ),
         )
         own_best = _own_best(bench.branch(), systems["calibrated"])
-    notes = list(dict.fromkeys(n for e in evaluations["calibrated"].values() for n in e.notes))
     return Reproduction(
         rows=rows,
         systems=systems,

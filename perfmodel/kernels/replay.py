@@ -70,6 +70,8 @@ def _rate1(point, bits):
         return 1.0
     if scaling == SCALING_LINEAR:
         return 16.0 / bits
+    if bits > 16.0:
+        return 1.0  # wider than any table; such weights are computed at the FP16 rate
     return point[NDP_RATES + int(np.floor(bits))]
 
 

@@ -87,7 +87,8 @@ class Plan:
     gpu_buffer_bytes : caches and staging buffers on the GPU [byte].
     memory_holds_experts : the device behind the link holds every expert.
     replica_bits : widths of the quantised copies kept beside the full-precision experts [bit].
-    hot : bool [sequences, layers, experts], the placement, where the policy has one.
+    hot : bool [sequences, layers, experts], the placement, where the policy has one; ``alpha`` and ``norm`` are the
+        importance it was chosen by.
     notes : sentences for the report: what was assumed or chosen by default.
     """
 
@@ -107,6 +108,7 @@ class Plan:
     hot: NDArray[np.bool_] | None
     alpha: float | None
     notes: tuple[str, ...]
+    norm: placement.Norm = "sum"
 
 
 class PlanInputs(NamedTuple):
@@ -148,6 +150,15 @@ class Policy(ABC):
     source: ClassVar[str]
     needs_ndp: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        """Refuse values of the wrong type; every policy adds its ranges."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not _fits(value, field.type):
+                raise PolicyError(
+                    f"policy {self.name}: option {field.name}: found {value!r}, allowed {_allowed(field)}"
+                )
+
     @abstractmethod
     def plan(self, inputs: PlanInputs) -> Plan:
         """Decide everything for one trace. Raises PolicyError, PlacementError or TraceError."""
@@ -172,11 +183,28 @@ class Policy(ABC):
 def _text(value: Any) -> str:
     if value is None:
         return "auto"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return str(value)
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether an option's value has its declared type: a choice, a finite number, a whole number, a text."""
+    if isinstance(kind, UnionType):
+        return any(_fits(value, one) for one in get_args(kind))
+    choices = _choices(kind)
+    if choices:
+        return value in choices
+    if isinstance(value, bool):
+        return False
+    if kind is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, kind)
 
 
 def _allowed(field: "dataclasses.Field[Any]") -> str:

@@ -65,6 +65,7 @@ class _PlacedExperts(Policy):
     prefill: PrefillMode = option("ndp", "where the prefill runs its experts")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self, "mean_bits", 1.0 <= self.mean_bits <= 4.0, "1 to 4")
         require(self, "alpha", 0.0 <= self.alpha <= 1.0, "0 to 1")
         require(self, "gpu_experts", self.gpu_experts is None or self.gpu_experts >= 0, "0 to E, or auto")
@@ -144,6 +145,7 @@ class _PlacedExperts(Policy):
             replica_bits=() if self.selector == "full" else _REPLICAS,
             hot=hot,
             alpha=values.alpha,
+            norm=self.norm,
             notes=(
                 f"{count} of {inputs.model.num_experts} experts a layer on the GPU",
                 f"decode: GPU and near-data sides combined by {self.overlap}; prefill experts: {self.prefill}",

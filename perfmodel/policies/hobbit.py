@@ -75,6 +75,7 @@ class Hobbit(Policy):
     prefetch_accuracy: float = option(0.0, "share of misses copied a layer ahead; 0 switches prefetch off", "0 to 1")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self, "t1", 0.0 <= self.t1 <= 1.0, "0 to 1")
         require(self, "t2", self.t1 <= self.t2 <= 1.0, f"t1={self.t1:g} to 1")
         require(self, "low_bits", 1.0 <= self.low_bits <= 16.0, "1 to 16")

@@ -58,6 +58,7 @@ class Monde(Policy):
     prefill: PrefillMode = option("ndp", "where the prefill runs its experts")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self, "resident", self.resident >= 0, "0 or more")
         require(self, "resident", self.resident == 0 or self.reading == "one", "0 unless reading=one")
 

@@ -216,7 +216,9 @@ def sum_of_others(share: Floats) -> Floats:
 def _decode_counts(trace: RoutingTrace) -> Floats:
     counts = selection_counts(trace, "decode").astype(np.float64)
     if not counts.any():
-        raise TraceError(f"the trace of {trace.metadata['model']} has no decode steps, so no decode hit rate")
+        raise TraceError(
+            f"the trace of {trace.metadata['model']} has no decode steps that pick an expert, so no decode hit rate"
+        )
     return counts
 
 

@@ -74,7 +74,7 @@ class _Machine:
         if ndp.precision_scaling == "linear":
             rate = 16 / work.bits
         elif ndp.precision_scaling == "native":
-            rate = ndp.array_rate(math.floor(work.bits))
+            rate = ndp.array_rate(math.floor(work.bits)) if work.bits < 33 else 1.0
         else:
             rate = 1.0
         stored = work.bits + (ndp.scale_bits_per_weight if work.quantised else 0.0)

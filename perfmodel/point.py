@@ -87,8 +87,6 @@ def hardware_point(system: System, dtype: str = "fp16") -> NDArray[np.float64]:
         point[place.NDP_DATAFLOW] = systolic.DATAFLOWS[ndp.dataflow]
         point[place.NDP_SCALE_BITS] = ndp.scale_bits_per_weight
         point[place.NDP_SCALING] = _SCALINGS[ndp.precision_scaling]
-        point[place.NDP_RATES : place.NDP_RATES + 17] = [
-            1.0,
-            *(ndp.array_rate(bits) for bits in range(1, 17)),
-        ]
+        rates = [1.0, *(ndp.array_rate(bits) for bits in range(1, place.MAX_RATE_BITS + 1))]
+        point[place.NDP_RATES : place.NDP_RATES + len(rates)] = rates
     return point

@@ -1,5 +1,6 @@
 """Cache replay against plain caches that keep their entries in a list."""
 
+import itertools
 from collections import OrderedDict
 
 import numpy as np
@@ -48,7 +49,7 @@ def requests(draw: st.DrawFn):
 
 def places(mask, offsets):
     """Sequence by sequence and layer by layer, the places of all requests in order."""
-    for start, stop in zip(offsets[:-1], offsets[1:], strict=True):
+    for start, stop in itertools.pairwise(offsets):
         for layer in range(mask.shape[1]):
             yield [(t, layer, j) for t in range(start, stop) for j in range(mask.shape[2]) if mask[t, layer, j]]
 

@@ -114,7 +114,8 @@ def test_a_left_out_sequence_leaves_no_trace_in_its_profile(data, alpha, norm) -
     ids[rows] = np.argsort(other.random((*shape[:2], model.num_experts)), axis=-1)[..., : model.top_k]
     weights = None if trace.topk_weights is None else trace.topk_weights.copy()
     if weights is not None:
-        weights[rows] = other.random(shape) * 1000
+        # So large that a sum with them has no room for the digits of the others.
+        weights[rows] = other.random(shape) * 1e12
     changed = dataclasses.replace(trace, topk_ids=ids, topk_weights=weights)
     # Not one bit: a residue of rounding would already break ties by what the sequence itself did.
     assert_array_equal(placement.importance(changed, **options).values[own], before[own])

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from strategies import (
@@ -64,6 +64,21 @@ def test_a_plan_is_priced_on_another_system_as_by_the_plain_loop(run: Run, other
 def test_32_bit_experts_equal_the_plain_loop(model, data) -> None:
     trace = data.draw(traces(model))
     run = plan_run(model, data.draw(systems()), trace, "monde:reading=all-ndp")
+    assert oracle.largest_difference(run.price(), oracle.per_pick(run)) <= 1e-12
+
+
+@pytest.mark.parametrize("bits", [16.0, 16.5, 17.0, 32.0, 64.0])
+@pytest.mark.parametrize("table", [{"16": 2.0}, {"32": 0.5}, {"4": 4.0}])
+def test_native_rates_of_wide_weights_equal_the_plain_loop(bits: float, table: dict[str, float]) -> None:
+    rates = {f"ndp.native_rate_by_bits.{width}": rate for width, rate in table.items()}
+    # Slow arrays, so that their rate is what counts.
+    system = NDP_SYSTEM.with_values({"ndp.precision_scaling": "native", "ndp.clock_ghz": 0.001, **rates})
+    model = plain_model(expert_bits=bits)
+    run = plan_run(model, system, small_trace(model, [(2, 3)]), "monde:reading=all-ndp")
+    assert system.ndp is not None
+    plain = run.price(system.with_values({"ndp.precision_scaling": "none"}))
+    expected = system.ndp.array_rate(math.floor(bits)) if bits <= 32 else 1.0
+    assert_allclose(plain.ndp_side_s / run.price().ndp_side_s, expected, rtol=1e-12, atol=0)
     assert oracle.largest_difference(run.price(), oracle.per_pick(run)) <= 1e-12
 
 
@@ -132,12 +147,15 @@ def expand(states, state: int) -> Counter:
     st.integers(1, 4),
     st.sampled_from([1, 2, 3, 8, 24]),
     st.integers(1, 9),
-    st.booleans(),
+    st.sampled_from(["", "ahead", "wasted"]),
     st.integers(0, 2**32 - 1),
 )
-def test_states_hold_exactly_the_picks(tokens, layers, width, num_classes, ahead, seed) -> None:
+@example(12, 4, 24, 2, "", 0)
+@example(12, 4, 24, 2, "ahead", 0)
+def test_states_hold_exactly_the_picks(tokens, layers, width, num_classes, issued, seed) -> None:
     picks = np.random.default_rng(seed).integers(0, num_classes, (tokens, layers, width))
-    classes = tuple(WorkClass(Executor.FETCH, 1.0 + i, ahead=ahead and i == 0) for i in range(num_classes))
+    early = {issued: True} if issued else {}
+    classes = tuple(WorkClass(Executor.FETCH, 1.0 + i, **(early if i == 0 else {})) for i in range(num_classes))
     states = decode_states(plan_of(picks, classes))
     assert states.state_id.shape == (tokens, layers)
     for t in range(tokens):
@@ -145,7 +163,7 @@ def test_states_hold_exactly_the_picks(tokens, layers, width, num_classes, ahead
             state = states.state_id[t, layer]
             assert expand(states, state) == Counter(picks[t, layer].tolist())
             before = states.state_before[state]
-            if ahead and layer > 0:
+            if issued and layer > 0:
                 rows = np.flatnonzero(states.state_row == before)
                 assert expand(states, rows[0]) == Counter(picks[t, layer - 1].tolist())
             else:
@@ -154,8 +172,19 @@ def test_states_hold_exactly_the_picks(tokens, layers, width, num_classes, ahead
     assert_array_equal(states.state_count(), np.bincount(states.state_id.ravel()))
     assert_array_equal(states.work_count(), np.bincount(picks.ravel(), minlength=num_classes))
     expected = {tuple(sorted(cell)) for cell in picks.reshape(-1, width).tolist()}
-    if not ahead:
+    if not issued:
         assert len(states.state_row) == len(expected)
+
+
+@pytest.mark.parametrize(("width", "num_classes"), [(3, 4), (24, 6)])
+def test_the_order_of_picks_makes_no_state(width: int, num_classes: int) -> None:
+    rng = np.random.default_rng(1)
+    multiset = np.sort(rng.integers(0, num_classes, width))
+    picks = rng.permuted(np.broadcast_to(multiset, (30, 2, width)), axis=-1)
+    classes = tuple(WorkClass(Executor.NDP, 1.0 + i) for i in range(num_classes))
+    states = decode_states(plan_of(picks, classes))
+    assert len(states.state_row) == 1
+    assert expand(states, 0) == Counter(multiset.tolist())
 
 
 def test_wide_layers_and_many_pairs_equal_the_plain_loop() -> None:
@@ -257,3 +286,12 @@ def test_no_token_is_faster_than_the_busiest_tier(run: Run, other) -> None:
         assert evaluation.bandwidth_floor_s > 0
         assert evaluation.tpot_mean_s >= evaluation.bandwidth_floor_s * (1 - 1e-12)
 
+
+def test_the_floor_holds_where_copies_and_activations_use_the_link_at_once() -> None:
+    model = plain_model(hidden_size=64, expert_size=2, expert_params=384, expert_matrices=((64, 2), (64, 2), (2, 64)))
+    fast = {"gpu.memory_bandwidth_gb_per_s": 5000, "link.bandwidth_gb_per_s": 1, "link.latency_us": 0}
+    system = NDP_SYSTEM.with_values({**fast, "ndp.dram_efficiency": 1, "ndp.clock_ghz": 20}).at_peak()
+    for text in ("monde", "monde:reading=all-ndp", "hobbit"):
+        evaluation = plan_run(model, system, small_trace(model, [(2, 5)]), text).price()
+        assert evaluation.binding_resource == "link"
+        assert evaluation.tpot_mean_s >= evaluation.bandwidth_floor_s >= 0.4 * evaluation.tpot_mean_s

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from perfmodel.errors import SpecError
 from perfmodel.evidence.figures import geometric_mean_error
 from perfmodel.hardware import System
 from perfmodel.kernels import point as place
@@ -138,8 +139,20 @@ def calibrate(
     published : the figures, positive, more of them than constants.
     leave_one_out : fit again without each figure in turn.
     start : values to start from instead of the system's own, which saves steps near a known fit.
+
+    Raises
+    ------
+    SpecError : a constant that cannot be fitted, too few figures, or figures that are not positive.
     """
     names = tuple(keys)
+    unknown = [key for key in names if key not in FITTABLE]
+    if unknown:
+        raise SpecError(f"calibrate: found key {unknown[0]!r}, allowed {', '.join(FITTABLE)}")
+    if len(published) <= len(names) or not all(0.0 < value < math.inf for value in published):
+        raise SpecError(
+            f"calibrate: found figures {list(published)} for {len(names)} constants, allowed: more figures than"
+            " constants, each positive and finite"
+        )
     target = np.log(np.asarray(published, dtype=np.float64))
     begin = np.log(start if start is not None else [system.get(key) for key in names])
     best = _solve(system, names, predict, target, begin)

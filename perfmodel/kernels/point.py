@@ -17,9 +17,10 @@
     NDP_DATAFLOW,
     NDP_SCALE_BITS,  # group scales read with each quantised weight [bit]
     NDP_SCALING,
-    NDP_RATES,  # first of 17 places: native speed-up over FP16 at 0..16 bits
+    NDP_RATES,  # first of 33 places: native speed-up over FP16 at 0..32 bits
 ) = range(17)
-POINT_SIZE = NDP_RATES + 17
+MAX_RATE_BITS = 32
+POINT_SIZE = NDP_RATES + MAX_RATE_BITS + 1
 
 SCALING_NONE, SCALING_LINEAR, SCALING_NATIVE = 0, 1, 2
 """How arrays speed up at fewer bits: not at all, as 16 / bits, or by the table of native rates."""

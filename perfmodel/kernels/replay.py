@@ -30,6 +30,7 @@ from perfmodel.kernels.point import (
     LINK_BANDWIDTH,
     LINK_LATENCY,
     LINK_N_HALF,
+    MAX_RATE_BITS,
     NDP_ARRAYS,
     NDP_BANDWIDTH,
     NDP_CLOCK,
@@ -70,7 +71,7 @@ def _rate1(point, bits):
         return 1.0
     if scaling == SCALING_LINEAR:
         return 16.0 / bits
-    if bits > 16.0:
+    if bits >= MAX_RATE_BITS + 1.0:
         return 1.0  # wider than any table; such weights are computed at the FP16 rate
     return point[NDP_RATES + int(np.floor(bits))]
 

@@ -85,7 +85,6 @@ class Plan:
     migrated_experts : float64 [sequences], experts copied to the GPU once, between prefill and decode.
     gpu_experts : experts of every layer resident on the GPU (what the memory check counts).
     gpu_buffer_bytes : caches and staging buffers on the GPU [byte].
-    memory_holds_experts : the device behind the link holds every expert.
     replica_bits : widths of the quantised copies kept beside the full-precision experts [bit].
     hot : bool [sequences, layers, experts], the placement, where the policy has one; ``alpha`` and ``norm`` are the
         importance it was chosen by.
@@ -203,7 +202,7 @@ def _fits(value: Any, kind: Any) -> bool:
     if isinstance(value, bool):
         return False
     if kind is float:
-        return isinstance(value, int | float) and math.isfinite(value)
+        return isinstance(value, int | float) and abs(value) < math.inf
     return isinstance(value, kind)
 
 
@@ -224,7 +223,7 @@ def _convert(policy: str, field: "dataclasses.Field[Any]", text: str) -> Any:
     else:
         for kind in (k for k in kinds if k is not type(None)):
             try:
-                value = kind(text)
+                value = kind(text if kind is str or "_" not in text else "")  # no digit groups such as 1_0
             except ValueError:
                 continue
             if not isinstance(value, float) or math.isfinite(value):

@@ -206,6 +206,10 @@ class Run:
         return self.decode.state_count()
 
     @functools.cached_property
+    def _work_count(self) -> NDArray[np.float64]:
+        return self.decode.work_count(self._state_count)
+
+    @functools.cached_property
     def _attention(self) -> NDArray[np.float64]:
         return _attention(self.model)
 
@@ -337,7 +341,7 @@ def _bytes_per_token(run: Run, system: System) -> dict[str, float]:
     model, states = run.model, run.decode
     tokens = float(len(run.contexts))
     work = states.work
-    count = states.work_count() / tokens
+    count = run._work_count / tokens
     executor, bits = work[:, kernel.EXECUTOR], work[:, kernel.BITS]
     activations = 2.0 * model.hidden_size * ACTIVATION_BYTES
     weights = model.expert_params * bits / 8

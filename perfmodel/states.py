@@ -33,9 +33,9 @@ class States(NamedTuple):
         """How often each state occurs [S]."""
         return np.bincount(self.state_id.ravel(), minlength=len(self.state_row)).astype(np.float64)
 
-    def work_count(self) -> NDArray[np.float64]:
-        """How often each kind of work occurs over the whole trace [A]."""
-        rows = np.bincount(self.state_row, weights=self.state_count(), minlength=len(self.row_offsets) - 1)
+    def work_count(self, state_count: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How often each kind of work occurs over the whole trace [A], from how often each state does [S]."""
+        rows = np.bincount(self.state_row, weights=state_count, minlength=len(self.row_offsets) - 1)
         per_entry = np.repeat(rows, np.diff(self.row_offsets)) * self.row_count
         return np.bincount(self.row_work, weights=per_entry, minlength=len(self.work)).astype(np.float64)
 

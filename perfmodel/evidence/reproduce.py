@@ -335,22 +335,24 @@ def _outcome(
 
 def _own_best(bench: Bench, system: System) -> tuple[OwnBest, ...]:
     found = []
+    point = hardware_point(system)[None, :]
+
+    def rate(case: Case) -> float:
+        return float(1.0 / bench.run(case).mean_token_s(point)[0])
+
     for model in MODELS:
         hot = bench.run(Case(model, policy_text("context-aware", 3), OUTPUT)).plan.gpu_experts
-        ours = {
-            f"{bits:g}-bit": bench.run(Case(model, policy_text("context-aware", bits), OUTPUT)).price(system)
-            for bits in (3.0, 2.0)
-        }
+        ours = {f"{bits:g}-bit": rate(Case(model, policy_text("context-aware", bits), OUTPUT)) for bits in (3.0, 2.0)}
         for baseline, readings in OWN_READINGS.items():
             rates: dict[str, float] = {}
             for text in readings:
                 policy = text.format(gpu_experts=int(hot))
                 try:
-                    rates[policy] = bench.run(Case(model, policy, OUTPUT)).price(system).decode_tok_per_s
+                    rates[policy] = rate(Case(model, policy, OUTPUT))
                 except (PlacementError, PolicyError):
                     continue  # it does not fit in the GPU's memory, or the trace lacks what it needs
             best = max(rates, key=rates.__getitem__)
-            gains = {name: one.decode_tok_per_s / rates[best] for name, one in ours.items()}
+            gains = {name: one / rates[best] for name, one in ours.items()}
             found.append(OwnBest(model, baseline, best, rates[best], rates[baseline], gains))
     return tuple(found)
 
@@ -385,7 +387,7 @@ def synthetic_trace(concentration: float | None = None) -> RoutingTrace:
     concentration : how alike the sequences are; by default what goes with the published skew.
     """
     skew = MIXTRAL_SKEW if concentration is None else MIXTRAL_SKEW._replace(sequence_concentration=concentration)
-    return generate(3, PROMPT, 256, 32, 8, 2, seed=0, **skew._asdict())
+    return generate(3, PROMPT, 128, 32, 8, 2, seed=0, **skew._asdict())
 
 
 def reproduce(*, trace: RoutingTrace | None = None, system: str | None = None, explore: bool = True) -> Reproduction:

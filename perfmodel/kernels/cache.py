@@ -66,6 +66,13 @@ def mixed_cache(ids, wanted, assigned, offsets, num_experts, capacity_high, capa
     """
     tokens, layers, width = ids.shape
     outcome = np.full((tokens, layers, width), NOT_RUN, np.int64)
+    if capacity_high == 0 and capacity_low == 0:  # everything misses, so the order of requests does not matter
+        for t in range(tokens):
+            for layer in range(layers):
+                for j in range(width):
+                    if assigned[t, layer, j] and wanted[t, layer, j] <= 1:
+                        outcome[t, layer, j] = MISS_HIGH + wanted[t, layer, j]
+        return outcome
     high = np.empty(num_experts, np.int64)
     low = np.empty(num_experts, np.int64)
     for s in range(offsets.shape[0] - 1):

@@ -274,12 +274,12 @@ def need_ndp(policy: Policy, system: System) -> None:
 
 def decode_ids(
     inputs: PlanInputs,
-) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
     """Expert ids of every decode step, with what goes along.
 
     Returns
     -------
-    ids [T, L, k] with unassigned picks set to 0; assigned [T, L, k]; sequence number of each step [T];
+    ids int64 [T, L, k] with unassigned picks set to 0; assigned [T, L, k]; sequence number of each step [T];
     offsets of the sequences' decode steps [S + 1].
     """
     trace = inputs.replay.trace
@@ -289,7 +289,7 @@ def decode_ids(
     lengths = np.diff(trace.sequence_offsets) - trace.prompt_len
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
     sequence = np.repeat(np.arange(trace.num_sequences), lengths)
-    return np.where(assigned, ids, 0), assigned, sequence, offsets
+    return np.where(assigned, ids, 0).astype(np.int64), assigned, sequence, offsets
 
 
 def decode_weights(inputs: PlanInputs) -> NDArray[np.float64]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from perfmodel import placement
 from perfmodel.bitwidth import LossTable, select_bitwidths
 from perfmodel.errors import PolicyError
+from perfmodel.kernels.picks import look_up
 from perfmodel.placement import Norm
 from perfmodel.policies.base import (
     ClassTable,
@@ -122,8 +123,7 @@ class _PlacedExperts(Policy):
             work = WorkClass(Executor.NDP, float(width), quantised=bool(width < full))
             classes[~hot & (bits == width)] = table.number(work)
         ids, assigned, sequence, offsets = decode_ids(inputs)
-        layer = np.arange(hot.shape[1])[None, :, None]
-        picks = classes[sequence[:, None, None], layer, ids]
+        picks = look_up(classes, sequence, ids)
         if not assigned.all():
             picks[~assigned] = table.number(WorkClass(Executor.SKIP, full))
         prefill_class, prefill_tokens = plan_prefill(inputs, self.prefill, table, hot if known_before else None)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from perfmodel.errors import PolicyError
 from perfmodel.kernels.cache import MISS_HIGH, MISS_LOW, mixed_cache
-from perfmodel.kernels.ranking import weight_before
+from perfmodel.kernels.picks import weight_before
 from perfmodel.policies.base import (
     ClassTable,
     Executor,
@@ -149,7 +149,7 @@ class Hobbit(Policy):
         ids, assigned, _, offsets = decode_ids(inputs)
         wanted = self._wanted(inputs, assigned, offsets)
         outcome = mixed_cache(
-            np.ascontiguousarray(ids, dtype=np.int64),
+            ids,
             wanted,
             np.ascontiguousarray(assigned),
             offsets,

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.kernels.cache import lru_hits
-from perfmodel.kernels.ranking import weight_rank
+from perfmodel.kernels.picks import weight_rank
 from perfmodel.policies.base import (
     ClassTable,
     Executor,
@@ -81,9 +81,7 @@ class Monde(Policy):
         """Which copied picks are still on the GPU from an earlier step of the same sequence [T, L, k]."""
         if self.resident == 0:
             return np.zeros_like(copied)
-        return np.asarray(
-            lru_hits(np.ascontiguousarray(ids, dtype=np.int64), copied, offsets, num_experts, self.resident)
-        )
+        return np.asarray(lru_hits(ids, copied, offsets, num_experts, self.resident))
 
     def plan(self, inputs: PlanInputs) -> Plan:
         need_ndp(self, inputs.system)

@@ -1,4 +1,4 @@
-"""Rank the picks of every token by their routing weight."""
+"""Loops over the picks of every token and layer: their ranks, and what a placement makes of them."""
 
 # The compiler infers the types of kernels.
 # mypy: allow-untyped-defs
@@ -62,3 +62,19 @@ def weight_before(weights, assigned):
                     before[t, layer, order[i]] = running
                     running += weights[t, layer, order[i]] / total
     return before
+
+
+@loop("uint8[:,:,::1](uint8[:,:,::1], int64[::1], int64[:,:,::1])")
+def look_up(classes, sequence, ids):
+    """Class of every pick [T, L, k], from the class of every expert.
+
+    classes : uint8 [S, L, E], one table a sequence. sequence : int64 [T], sequence of every token.
+    ids : int64 [T, L, k], expert of every pick.
+    """
+    tokens, layers, width = ids.shape
+    picks = np.empty((tokens, layers, width), np.uint8)
+    for t in range(tokens):
+        for layer in range(layers):
+            for j in range(width):
+                picks[t, layer, j] = classes[sequence[t], layer, ids[t, layer, j]]
+    return picks

@@ -1,9 +1,7 @@
 """Bit widths of near-data experts: loss tables, and the selector that spends a bit budget on them."""
 
-import io
 import math
 import os
-import zipfile
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -15,11 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 from perfmodel.errors import PolicyError, TraceError
 from perfmodel.kernels.selector import select_prefix
 from perfmodel.paths import data_folder
+from perfmodel.routing.npz import npz_keys, read_npz, shown
 
 BITS = (1, 2, 3, 4)
 """Bit widths the selector chooses from; the last axis of every loss array is in this order."""
-
-_LARGEST_FILE = 1 << 28  # bytes of one loss array; 512 experts in 1000 layers need 16 MB
 
 
 def bit_budget(num_experts: int, mean_bits: float) -> int:
@@ -35,7 +32,7 @@ def bit_budget(num_experts: int, mean_bits: float) -> int:
     given: Any = mean_bits
     is_number = isinstance(given, Real) and not isinstance(given, bool)
     if not is_number or not 1 <= given <= 4:
-        raise PolicyError(f"mean_bits is {_shown(given)}; it must be a number from 1 to 4")
+        raise PolicyError(f"mean_bits is {shown(given)}; it must be a number from 1 to 4")
     return math.floor(num_experts * (float(mean_bits) - 1) + 1e-9)
 
 
@@ -194,14 +191,7 @@ def _checked_table(values: Any, where: str) -> NDArray[np.float64]:
 def _check_sizes(num_layers: Any, num_experts: Any) -> None:
     for name, value in (("num_layers", num_layers), ("num_experts", num_experts)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= 1_000_000:
-            raise TraceError(f"{name} is {_shown(value)}; it must be a whole number from 1 to 1000000")
-
-
-def _shown(value: Any) -> str:
-    try:
-        return repr(value)[:80]
-    except ValueError:  # Python refuses to print an integer of thousands of digits
-        return f"a huge {type(value).__name__}"
+            raise TraceError(f"{name} is {shown(value)}; it must be a whole number from 1 to 1000000")
 
 
 def _finite(values: Any, name: str, error: type[PolicyError] | type[TraceError]) -> NDArray[np.float64]:
@@ -245,10 +235,10 @@ def _scaled(losses: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _find(path_or_name: Any) -> Path:
     if not isinstance(path_or_name, str | os.PathLike):
-        raise TraceError(f"a loss table is given by a path or a name, not by {_shown(path_or_name)}")
+        raise TraceError(f"a loss table is given by a path or a name, not by {shown(path_or_name)}")
     text = os.fspath(path_or_name)
     if not isinstance(text, str):
-        raise TraceError(f"a loss table is given by a path or a name, not by {_shown(path_or_name)}")
+        raise TraceError(f"a loss table is given by a path or a name, not by {shown(path_or_name)}")
     if text.endswith(".npz") or "/" in text or os.sep in text or isinstance(path_or_name, os.PathLike):
         return Path(text)
     folder = data_folder("traces")
@@ -261,26 +251,7 @@ def _find(path_or_name: Any) -> Path:
 
 
 def _read_losses(path: Path) -> NDArray[Any]:
-    try:
-        if not path.is_file():
-            raise TraceError(f"{path}: {'not a file' if path.exists() else 'there is no such file'}")
-        with zipfile.ZipFile(path) as archive:
-            names = [name.removesuffix(".npy") for name in archive.namelist()]
-            if "losses" not in names:
-                raise TraceError(f"{path}: no array 'losses'; found {', '.join(names[:10]) or 'nothing'}")
-            size = archive.getinfo("losses.npy").file_size
-            if size > _LARGEST_FILE:
-                raise TraceError(f"{path}: losses takes {size} bytes; at most {_LARGEST_FILE} are read")
-            data = archive.read("losses.npy")
-        array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    except TraceError:
-        raise
-    # A damaged archive makes zipfile, zlib, NumPy and its header parser raise errors of many kinds.
-    except Exception as reason:
-        kind = type(reason).__name__
-        raise TraceError(f"{path}: not a readable .npz file ({kind}: {_one_line(reason)})") from None
-    return array
-
-
-def _one_line(reason: Exception) -> str:
-    return " ".join(str(reason).split())[:200]
+    arrays = read_npz(path, ["losses"])
+    if "losses" not in arrays:
+        raise TraceError(f"{path}: no array 'losses'; found {', '.join(npz_keys(path)[:10]) or 'nothing'}")
+    return arrays["losses"]

@@ -15,137 +15,18 @@ from numpy.typing import NDArray
 from perfmodel import placement
 from perfmodel.bitwidth import LossTable
 from perfmodel.errors import PolicyError, TraceError
+from perfmodel.evaluation import PARTS, Evaluation, HitRates
 from perfmodel.hardware import System, load_system
 from perfmodel.kernels import front
 from perfmodel.kernels import point as place
 from perfmodel.kernels import replay as kernel
 from perfmodel.kernels.replay import ACTIVATION_BYTES
 from perfmodel.model import MoEModel
+from perfmodel.operators import attention_rows, operators
 from perfmodel.point import hardware_point
 from perfmodel.policies import Executor, Plan, PlanInputs, Policy, parse_policy
 from perfmodel.routing import Replay, RoutingTrace, statistics
 from perfmodel.states import States, decode_states, prefill_states
-
-#: Kernel launches of one operator on the GPU (assumed: fused attention, unfused gate and up projections).
-ATTENTION_LAUNCHES, ROUTER_LAUNCHES, DENSE_LAUNCHES, HEAD_LAUNCHES = 5, 2, 3, 2
-#: Parts of a token's critical path; they add up to the time per output token.
-PARTS = ("attention", "router", "dense", "experts_gpu", "link", "ndp", "head", "overhead")
-
-
-class HitRates(NamedTuple):
-    """Share of decode picks that find their expert on the GPU, beside its controls; every sequence counts alike.
-
-    own : the policy's placement. uniform : K / E. other_sequence : placed by another sequence's prefill.
-    static : placed by the decode profile of the other sequences. oracle : placed by the sequence's own decode.
-    None where the trace cannot tell.
-    """
-
-    own: float
-    uniform: float
-    other_sequence: float | None
-    static: float | None
-    oracle: float
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What one policy costs on one system. Times in seconds, sizes in bytes; None where the trace has no prefill.
-
-    ttft_s : prefill, mean over sequences. migration_s : one-off copies after it. end_to_end_s : everything.
-    tpot_*_s : time per output token over all decode steps. ndp_side_s : busy time of the near-data device a
-    token. breakdown_s : the mean token by what is on the critical path. busy_s : the same work whether hidden or
-    not. bytes_per_token : by tier. memory_bytes : by device and use. bandwidth_floor_s : the busiest tier at its
-    datasheet rate. binding_resource : the largest share of the critical path. weakest_source : the weakest kind
-    of evidence among the hardware constants.
-    """
-
-    policy: str
-    model: str
-    system: str
-    trace: str
-    trace_source: str
-    prompt_tokens: float
-    output_tokens: float
-    ttft_s: float | None
-    migration_s: float
-    end_to_end_s: float | None
-    decode_s: float
-    tpot_mean_s: float
-    tpot_p50_s: float
-    tpot_p95_s: float
-    tpot_p99_s: float
-    tpot_max_s: float
-    decode_tok_per_s: float
-    ndp_side_s: float
-    breakdown_s: dict[str, float]
-    busy_s: dict[str, float]
-    bytes_per_token: dict[str, float]
-    memory_bytes: dict[str, dict[str, float]]
-    bandwidth_floor_s: float
-    binding_resource: str
-    hit_rate: HitRates | None
-    prefill_decode_cosine: tuple[float, ...] | None
-    weakest_source: str
-    notes: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain Python values, ready for JSON."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        values["hit_rate"] = None if self.hit_rate is None else self.hit_rate._asdict()
-        values["notes"] = list(self.notes)
-        if self.prefill_decode_cosine is not None:
-            # A layer without a single assigned pick has no cosine.
-            values["prefill_decode_cosine"] = [None if np.isnan(c) else c for c in self.prefill_decode_cosine]
-        return values
-
-
-def _attention(model: MoEModel) -> NDArray[np.float64]:
-    """Every kind of attention as a row of ``kernels/front.py`` [A, ATTENTION_SIZE]."""
-    return np.array(
-        [
-            (
-                len(kind.layers),
-                np.inf if kind.window is None else kind.window,
-                2.0 * kind.params,
-                kind.params * model.bits / 8,
-                kind.context_flops_per_token,
-                kind.kv_elements_per_token * ACTIVATION_BYTES,
-                ATTENTION_LAUNCHES,
-            )
-            for kind in model.attention
-        ],
-        dtype=np.float64,
-    )
-
-
-class Operator(NamedTuple):
-    """A GPU operator that every token passes, whatever the experts do.
-
-    part : the part of the breakdown it belongs to. repeats : occurrences a token [1]. params : weights it reads
-    [1]. launches : kernel launches of one occurrence [1].
-    """
-
-    part: str
-    repeats: int
-    params: float
-    launches: int
-
-    def row(self, model: MoEModel, tokens: float) -> tuple[float, float, float, float]:
-        """The operator over ``tokens`` as a row of ``kernels/front.py``."""
-        if self.params == 0:
-            return (0.0, 0.0, 0.0, 0.0)
-        moved = self.params * model.bits / 8 + 2.0 * tokens * model.hidden_size * ACTIVATION_BYTES
-        return (float(self.repeats), 2.0 * tokens * self.params, moved, float(self.launches))
-
-
-def operators(model: MoEModel) -> tuple[Operator, ...]:
-    """Router, dense layers, LM head, and last the shared experts of one MoE layer."""
-    return (
-        Operator("router", len(model.moe_layers), model.router_params, ROUTER_LAUNCHES),
-        Operator("dense", model.num_dense_layers, model.dense_ffn_params, DENSE_LAUNCHES),
-        Operator("head", 1, model.head_params, HEAD_LAUNCHES),
-        Operator("experts_gpu", 1, model.shared_expert_params, DENSE_LAUNCHES),
-    )
 
 
 class TokenParts(NamedTuple):
@@ -211,7 +92,7 @@ class Run:
 
     @functools.cached_property
     def _attention(self) -> NDArray[np.float64]:
-        return _attention(self.model)
+        return attention_rows(self.model)
 
     @functools.cached_property
     def _per_token(self) -> NDArray[np.float64]:

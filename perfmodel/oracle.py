@@ -13,16 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel import reference
-from perfmodel.evaluate import (
-    ATTENTION_LAUNCHES,
-    DENSE_LAUNCHES,
-    HEAD_LAUNCHES,
-    PARTS,
-    ROUTER_LAUNCHES,
-    Evaluation,
-    Run,
-)
+from perfmodel.evaluate import Run
+from perfmodel.evaluation import PARTS, Evaluation
 from perfmodel.hardware import System
+from perfmodel.operators import ATTENTION_LAUNCHES, DENSE_LAUNCHES, HEAD_LAUNCHES, ROUTER_LAUNCHES
 from perfmodel.point import dram_efficiency
 from perfmodel.policies import Executor, WorkClass
 

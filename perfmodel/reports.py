@@ -9,8 +9,9 @@ from perfmodel import __version__
 
 if TYPE_CHECKING:  # what a report shows was computed elsewhere, so listing specs need not load the kernels
     from perfmodel.evaluate import Evaluation
+    from perfmodel.evidence.explore import Outcome
     from perfmodel.evidence.figures import Interval
-    from perfmodel.evidence.reproduce import Outcome, Reproduction
+    from perfmodel.evidence.reproduce import Reproduction
     from perfmodel.hardware import Constant, SpecEntry, System
     from perfmodel.model import MoEModel
     from perfmodel.routing import RoutingTrace

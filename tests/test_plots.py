@@ -16,7 +16,9 @@ from matplotlib.text import Text
 from perfmodel import __version__, plots
 from perfmodel.errors import PerfModelError
 from perfmodel.evaluate import PARTS
-from perfmodel.evidence.reproduce import COLUMNS, MODELS, reproduce, synthetic_trace
+from perfmodel.evidence.bench import MODELS
+from perfmodel.evidence.explore import synthetic_trace
+from perfmodel.evidence.reproduce import COLUMNS, reproduce
 from perfmodel.plots.reproduction import HIT_RATES
 from perfmodel.plots.style import COLUMN_LOOKS, PART_LOOKS
 from perfmodel.plots.words import number

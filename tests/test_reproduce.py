@@ -20,6 +20,7 @@ import perfmodel
 from perfmodel import reports
 from perfmodel.cli import main
 from perfmodel.evaluate import evaluate
+from perfmodel.evidence import explore
 from perfmodel.evidence import reproduce as reproduction
 from perfmodel.hardware import load_system
 from perfmodel.model import MoEModel
@@ -373,7 +374,7 @@ def test_the_trace_is_named_with_its_source(made: Made) -> None:
 
 
 def test_a_generated_trace_is_never_passed_off_as_a_recording() -> None:
-    result = reproduction.reproduce(trace=reproduction.synthetic_trace(), explore=False)
+    result = reproduction.reproduce(trace=explore.synthetic_trace(), explore=False)
     assert result.to_dict()["trace"]["source"] == "synthetic"
     assert any("synthetic" in note for note in result.notes)
     assert "(synthetic)" in reports.reproduction(result).splitlines()[1]
@@ -418,7 +419,7 @@ def test_hit_rates_beside_their_controls(made: Made, model: str, layers: int, ho
 
 def test_readings_start_from_the_reported_one(made: Made) -> None:
     readings = {outcome["name"]: outcome for outcome in made.document["readings"]}
-    assert list(readings) == list(reproduction.READINGS)
+    assert list(readings) == list(explore.READINGS)
     first = readings["as reported"]
     np.testing.assert_allclose(first["geomean_error"], made.document["geomean_error"], rtol=1e-3, atol=0)
     np.testing.assert_allclose(

@@ -9,22 +9,28 @@ All columns share the policies and their readings.
 """
 
 import csv
-import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfmodel.errors import PlacementError, PolicyError
-from perfmodel.evaluate import Evaluation, HitRates, Run, make_replay, plan_run
+from perfmodel.errors import PolicyError
+from perfmodel.evaluate import Evaluation, HitRates
+from perfmodel.evidence.bench import MODELS, Bench, Case, policy_text, predictor
 from perfmodel.evidence.calibrate import Fit, calibrate, fitted_system
+from perfmodel.evidence.explore import (
+    FITTED_KEYS,
+    Outcome,
+    OwnBest,
+    ndp_reduction,
+    own_best,
+    tried_readings,
+    tried_traces,
+)
 from perfmodel.evidence.figures import (
     OUTPUT,
-    PROMPT,
     RANGE_OUTPUTS,
     Figure,
     Interval,
@@ -33,90 +39,15 @@ from perfmodel.evidence.figures import (
     load_figures,
 )
 from perfmodel.hardware import Source, System, load_system, write_overlay
-from perfmodel.model import MoEModel
 from perfmodel.paths import replace_when_done
-from perfmodel.point import dram_efficiency, hardware_point
+from perfmodel.point import dram_efficiency
 from perfmodel.policies import ABLATIONS
-from perfmodel.routing import Replay, RoutingTrace
-from perfmodel.routing.synthetic import MIXTRAL_SKEW, generate
+from perfmodel.routing import RoutingTrace
 
-MODELS = ("mixtral-8x7b", "mixtral-8x22b")
 COLUMNS = ("datasheet", "evidence", "calibrated")
 DATASHEET_SYSTEM, EVIDENCE_SYSTEM = "h100-cxl-ndp", "h100-cxl2-ndp"
 BUNDLED_TRACE = "tiny-mixtral-32l-mini"
-#: The constants that are fitted, and nothing else.
-FITTED_KEYS = ("gpu.memory_efficiency", "ndp.dram_efficiency", "link.bandwidth_gb_per_s")
 _CITATION = "fitted to the rows marked fit of arXiv 2512.04476"
-
-#: Readings of the systems whose effect on the error is reported: what stands in for each system's default.
-READINGS: dict[str, dict[str, str]] = {
-    "as reported": {},
-    "GPU and NDP in turn (overlap=sum)": {"context-aware": "context-aware:overlap=sum"},
-    "importance from counts alone (alpha=1)": {"context-aware": "context-aware:alpha=1"},
-    "importance from weights alone (alpha=0)": {"context-aware": "context-aware:alpha=0"},
-    "importance by min-max": {"context-aware": "context-aware:norm=min-max"},
-    "uniform bits": {"context-aware": "context-aware:selector=uniform"},
-    "placed by the other sequences (static)": {"context-aware": "static"},
-    "MoNDE keeps the last copied expert": {"monde": "monde:resident=1"},
-    "MoNDE by its balance rule": {"monde": "monde:reading=balance"},
-    "HOBBIT by its thresholds (split=gates)": {"hobbit": "hobbit:split=gates"},
-    "HOBBIT caches one expert a layer": {"hobbit": "hobbit:cache_high=1"},
-}
-#: Scales of quantised weights in the what-if beside the near-data rows: FP16, one for 64 weights [bit a weight].
-GROUP_SCALE_BITS = 0.25
-#: Generated traces beside the recording, from no variation between sequences to much: the hit rate rises with it.
-CONCENTRATIONS = {"sequences alike": math.inf, "Mixtral's skew": None, "sequences very different": 10.0}
-#: Other readings of each baseline that its own authors could have chosen on this machine.
-OWN_READINGS: dict[str, tuple[str, ...]] = {
-    "monde": ("monde", "monde:reading=balance", "monde:reading=all-ndp", "monde:resident={gpu_experts}"),
-    "hobbit": (
-        "hobbit",
-        "hobbit:split=gates",
-        "hobbit:cache_high={gpu_experts}",
-        "hobbit:cache_high={gpu_experts},prefetch_accuracy=0.96",
-    ),
-}
-
-
-def policy_text(base: str, bits: float | None = None, options: str = "") -> str:
-    """A policy with mean bits and further options added to its own."""
-    name, _, own = base.partition(":")
-    parts = [part for part in (f"mean_bits={bits:g}" if bits is not None else "", own, options) if part]
-    return f"{name}:{','.join(parts)}" if parts else name
-
-
-class Case(NamedTuple):
-    """One evaluation that figures need."""
-
-    model: str
-    policy: str
-    output: int
-
-
-class Bench:
-    """Plans and prices cases on one trace, each plan once."""
-
-    def __init__(self, trace: RoutingTrace, system: System) -> None:
-        self.trace, self.system = trace, system
-        self.models = {name: MoEModel.from_config(name) for name in MODELS}
-        self._replays: dict[tuple[str, int], Replay] = {}
-        self._runs: dict[Case, Run] = {}
-
-    def branch(self) -> "Bench":
-        """A bench that shares what is planned so far and forgets its own plans when it is dropped."""
-        other = Bench(self.trace, self.system)
-        other._replays, other._runs = dict(self._replays), dict(self._runs)
-        return other
-
-    def run(self, case: Case) -> Run:
-        """The plan of a case. A trace with other layers is cycled, and its notes say so."""
-        if case not in self._runs:
-            model = self.models[case.model]
-            key = (case.model, case.output)
-            if key not in self._replays:
-                self._replays[key] = make_replay(model, self.trace, PROMPT, case.output, "cycle")
-            self._runs[case] = plan_run(model, self.system, self._replays[key], case.policy)
-        return self._runs[case]
 
 
 @dataclass(frozen=True)
@@ -178,55 +109,12 @@ def _compute(figure: Figure, price: Callable[[Case], Evaluation]) -> Interval:
     return Interval(mean, mean)
 
 
-def _predictor(
-    bench: Bench, figures: tuple[Figure, ...], readings: Mapping[str, str]
-) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
-    """Logarithms of the fitted figures at hardware points, from mean token times alone."""
-
-    def predict(points: NDArray[np.float64]) -> NDArray[np.float64]:
-        @functools.cache
-        def log_rate(model: str, name: str, bits: float | None) -> NDArray[np.float64]:
-            case = Case(model, policy_text(readings.get(name, name), bits), OUTPUT)
-            return -np.log(bench.run(case).mean_token_s(points))
-
-        columns = []
-        for figure in figures:
-            value = log_rate(figure.model, figure.system, figure.bits)
-            if figure.baseline is not None:
-                value = value - log_rate(figure.model, figure.baseline, None)
-            columns.append(value)
-        return np.stack(columns, axis=1)
-
-    return predict
-
-
 def with_given_ndp_rate(system: System) -> System:
     """The system with the efficiency of its near-data DRAM as a number instead of a derivation, so it can be fitted."""
     if system.ndp is None or system.ndp.dram_efficiency is not None:
         return system
     source = "derived from DRAM timings and mapping, as in the ndp spec"
     return system.with_values({"ndp.dram_efficiency": dram_efficiency(system.ndp)}, source="derived", citation=source)
-
-
-class Outcome(NamedTuple):
-    """Errors of one reading or trace: with the evidence alone, and with the constants fitted anew."""
-
-    name: str
-    evidence_geomean_error: float
-    geomean_error: float
-    hit_rate: dict[str, float]
-    values: dict[str, float]
-
-
-class OwnBest(NamedTuple):
-    """A baseline at its own fastest reading on the same machine, and the speed-up that is left over it."""
-
-    model: str
-    baseline: str
-    reading: str
-    tok_per_s: float
-    default_tok_per_s: float
-    gains: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -311,85 +199,6 @@ class Reproduction:
         }
 
 
-def _outcome(
-    name: str,
-    bench: Bench,
-    figures: tuple[Figure, ...],
-    evidence: System,
-    readings: Mapping[str, str],
-    near: tuple[float, ...],
-) -> Outcome:
-    predict = _predictor(bench, figures, readings)
-    published = [figure.value[0] for figure in figures]
-    plain = predict(hardware_point(evidence)[None, :])[0] - np.log(published)
-    fit = calibrate(evidence, FITTED_KEYS, predict, published, leave_one_out=False, start=near)
-    rates = {}
-    for model in MODELS:
-        case = Case(model, policy_text(readings.get("context-aware", "context-aware"), 3), OUTPUT)
-        rate = bench.run(case).hit_rates
-        rates[model] = rate.own if rate is not None else math.nan
-    return Outcome(
-        name, geometric_mean_error([abs(float(r)) for r in plain]), fit.geomean_error, rates, fit.overrides()
-    )
-
-
-def _own_best(bench: Bench, system: System) -> tuple[OwnBest, ...]:
-    found = []
-    point = hardware_point(system)[None, :]
-
-    def rate(case: Case) -> float:
-        return float(1.0 / bench.run(case).mean_token_s(point)[0])
-
-    for model in MODELS:
-        hot = bench.run(Case(model, policy_text("context-aware", 3), OUTPUT)).plan.gpu_experts
-        ours = {f"{bits:g}-bit": rate(Case(model, policy_text("context-aware", bits), OUTPUT)) for bits in (3.0, 2.0)}
-        for baseline, readings in OWN_READINGS.items():
-            rates: dict[str, float] = {}
-            for text in readings:
-                policy = text.format(gpu_experts=int(hot))
-                try:
-                    rates[policy] = rate(Case(model, policy, OUTPUT))
-                except (PlacementError, PolicyError):
-                    continue  # it does not fit in the GPU's memory, or the trace lacks what it needs
-            best = max(rates, key=rates.__getitem__)
-            gains = {name: one / rates[best] for name, one in ours.items()}
-            found.append(OwnBest(model, baseline, best, rates[best], rates[baseline], gains))
-    return tuple(found)
-
-
-def _ndp_reduction(bench: Bench, system: System) -> dict[str, dict[str, float]]:
-    """How much less time the near-data device works than at full precision, by mean bits.
-
-    With uniform bits it is 16 / bits exactly; beside it what the selector's uneven bits make of it, and group scales.
-    """
-    scaled = system.with_values(
-        {"ndp.scale_bits_per_weight": GROUP_SCALE_BITS}, citation="one FP16 scale for 64 weights"
-    )
-    result: dict[str, dict[str, float]] = {}
-    for model in MODELS:
-        full = bench.run(Case(model, policy_text("context-aware", None, ABLATIONS["placement only"]), OUTPUT))
-        whole = full.price(system).ndp_side_s
-        result[model] = {}
-        for bits in (3.0, 2.0):
-            uniform = bench.run(Case(model, policy_text("context-aware", bits, ABLATIONS["uniform bits"]), OUTPUT))
-            selected = bench.run(Case(model, policy_text("context-aware", bits), OUTPUT))
-            result[model] |= {
-                f"{bits:g}-bit uniform": whole / uniform.price(system).ndp_side_s,
-                f"{bits:g}-bit selected": whole / selected.price(system).ndp_side_s,
-                f"{bits:g}-bit selected with group scales": whole / selected.price(scaled).ndp_side_s,
-            }
-    return result
-
-
-def synthetic_trace(concentration: float | None = None) -> RoutingTrace:
-    """A generated trace with Mixtral's published skew between experts (marked synthetic).
-
-    concentration : how alike the sequences are; by default what goes with the published skew.
-    """
-    skew = MIXTRAL_SKEW if concentration is None else MIXTRAL_SKEW._replace(sequence_concentration=concentration)
-    return generate(3, PROMPT, 128, 32, 8, 2, seed=0, **skew._asdict())
-
-
 def reproduce(*, trace: RoutingTrace | None = None, system: str | None = None, explore: bool = True) -> Reproduction:
     """Recompute every published figure.
 
@@ -409,7 +218,7 @@ def reproduce(*, trace: RoutingTrace | None = None, system: str | None = None, e
     bench = Bench(recording, evidence)
     figures = load_figures()
     fit_figures = tuple(figure for figure in figures if figure.fit)
-    predict = _predictor(bench, fit_figures, {})
+    predict = predictor(bench, fit_figures, {})
     fit = calibrate(evidence, FITTED_KEYS, predict, [f.value[0] for f in fit_figures])
     systems = {
         "datasheet": peaks,
@@ -448,25 +257,13 @@ def reproduce(*, trace: RoutingTrace | None = None, system: str | None = None, e
     notes = list(dict.fromkeys(n for e in evaluations["calibrated"].values() for n in e.notes))
     readings: tuple[Outcome, ...] = ()
     traces: tuple[Outcome, ...] = ()
-    own_best: tuple[OwnBest, ...] = ()
+    best: tuple[OwnBest, ...] = ()
     if explore:
-        source = recording.metadata.get("source")
-        explored = functools.partial(_outcome, figures=fit_figures, evidence=evidence, near=fit.values)
-        tried = []
-        for name, changed in READINGS.items():
-            try:
-                tried.append(explored(name, bench.branch(), readings=changed))
-            except PolicyError as error:  # the trace lacks what this reading needs, such as routing weights
-                notes.append(f"reading left out, {name}: {error}")
-        readings = tuple(tried)
-        traces = (
-            readings[0]._replace(name=f"{recording.metadata.get('model')} ({source})"),
-            *(
-                explored(f"generated, {name} (synthetic)", Bench(synthetic_trace(value), evidence), readings={})
-                for name, value in CONCENTRATIONS.items()
-            ),
-        )
-        own_best = _own_best(bench.branch(), systems["calibrated"])
+        readings, left_out = tried_readings(bench, fit_figures, evidence, fit.values)
+        notes += left_out
+        recorded = readings[0]._replace(name=f"{recording.metadata.get('model')} ({recording.metadata.get('source')})")
+        traces = (recorded, *tried_traces(fit_figures, evidence, fit.values))
+        best = own_best(bench.branch(), systems["calibrated"])
     return Reproduction(
         rows=rows,
         systems=systems,
@@ -476,8 +273,8 @@ def reproduce(*, trace: RoutingTrace | None = None, system: str | None = None, e
         hit_rates=hit_rates,
         readings=readings,
         traces=traces,
-        own_best=own_best,
-        ndp_reduction=_ndp_reduction(bench, systems["calibrated"]),
+        own_best=best,
+        ndp_reduction=ndp_reduction(bench, systems["calibrated"]),
         trace=recording,
         base=base,
         notes=tuple(notes),

@@ -7,8 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from perfmodel.evaluate import Evaluation
+from perfmodel.evidence.bench import MODELS
+from perfmodel.evidence.explore import Outcome
 from perfmodel.evidence.figures import Figure as Published
-from perfmodel.evidence.reproduce import MODELS, Outcome, Reproduction
+from perfmodel.evidence.reproduce import Reproduction
 from perfmodel.plots.canvas import canvas
 from perfmodel.plots.drawing import beside, diamonds, leave_room, legend, name_rows, token_panel, too_small
 from perfmodel.plots.speedups import speedups

@@ -7,9 +7,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from perfmodel.evidence.bench import MODELS
 from perfmodel.evidence.figures import RANGE_OUTPUTS
 from perfmodel.evidence.figures import Figure as Published
-from perfmodel.evidence.reproduce import MODELS, Reproduction, Row
+from perfmodel.evidence.reproduce import Reproduction, Row
 from perfmodel.plots.canvas import canvas
 from perfmodel.plots.drawing import diamonds, legend
 from perfmodel.plots.style import BLACK, COLUMN_LOOKS, PAGE

@@ -7,7 +7,6 @@ import dataclasses
 import difflib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import UnionType
@@ -22,7 +21,7 @@ from perfmodel.errors import PolicyError
 from perfmodel.hardware import System
 from perfmodel.model import MoEModel
 from perfmodel.point import link_bytes_per_s, ndp_bytes_per_s
-from perfmodel.routing import Replay, statistics
+from perfmodel.routing import Replay, RoutingTrace, statistics
 
 Overlap = Literal["max", "sum"]
 PrefillMode = Literal["ndp", "fetch", "balanced"]
@@ -104,9 +103,9 @@ class Plan:
     gpu_experts: float
     gpu_buffer_bytes: float
     replica_bits: tuple[float, ...]
-    hot: NDArray[np.bool_] | None
-    alpha: float | None
     notes: tuple[str, ...]
+    hot: NDArray[np.bool_] | None = None
+    alpha: float | None = None
     norm: placement.Norm = "sum"
 
 
@@ -272,6 +271,12 @@ def need_ndp(policy: Policy, system: System) -> None:
         )
 
 
+def decode_offsets(trace: RoutingTrace) -> NDArray[np.int64]:
+    """Where each sequence's decode steps start, and where the last ones end [S + 1]."""
+    lengths = trace.sequence_lengths - trace.prompt_len
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+
+
 def decode_ids(
     inputs: PlanInputs,
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
@@ -286,9 +291,8 @@ def decode_ids(
     rows = trace.phase("decode")
     ids = trace.topk_ids[rows]
     assigned = ids != np.iinfo(ids.dtype).max
-    lengths = np.diff(trace.sequence_offsets) - trace.prompt_len
-    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-    sequence = np.repeat(np.arange(trace.num_sequences), lengths)
+    offsets = decode_offsets(trace)
+    sequence = np.repeat(np.arange(trace.num_sequences), np.diff(offsets))
     return np.where(assigned, ids, 0).astype(np.int64), assigned, sequence, offsets
 
 
@@ -352,7 +356,39 @@ def plan_prefill(
     return classes, tokens
 
 
-def check_memory(inputs: PlanInputs, plan: Plan) -> None:
+def make_plan(
+    policy: Policy,
+    inputs: PlanInputs,
+    classes: ClassTable,
+    picks: NDArray[np.uint8],
+    prefill: tuple[NDArray[np.uint8] | None, NDArray[np.int64] | None],
+    **decisions: Any,
+) -> Plan:
+    """A plan from what a policy decided, with what follows from the trace; refused when its weights do not fit.
+
+    prefill : what plan_prefill returned. decisions : the other fields of Plan that differ from policy to policy.
+
+    Raises
+    ------
+    PlacementError : weights that do not fit the GPU or the device behind the link.
+    """
+    trace = inputs.replay.trace
+    plan = Plan(
+        policy=policy.spec,
+        classes=classes.classes(),
+        picks=picks,
+        offsets=decode_offsets(trace),
+        context_start=inputs.replay.context_start,
+        prompt_tokens=trace.prompt_len,
+        prefill_class=prefill[0],
+        prefill_tokens=prefill[1],
+        **{"migrated_experts": np.zeros(trace.num_sequences), **decisions},
+    )
+    _check_memory(inputs, plan)
+    return plan
+
+
+def _check_memory(inputs: PlanInputs, plan: Plan) -> None:
     """Refuse a plan whose weights do not fit the GPU or the device behind the link."""
     model, system = inputs.model, inputs.system
     capacity = system.gpu.memory_capacity_bytes
@@ -368,8 +404,3 @@ def check_memory(inputs: PlanInputs, plan: Plan) -> None:
             system.ndp.capacity_bytes,
             "use a device with more capacity or fewer replicas",
         )
-
-
-def token_offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
-    """Start of each run in a concatenation of runs of the given lengths."""
-    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)

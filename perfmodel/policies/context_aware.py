@@ -32,8 +32,8 @@ from perfmodel.policies.base import (
     Policy,
     PrefillMode,
     WorkClass,
-    check_memory,
     decode_ids,
+    make_plan,
     need_ndp,
     option,
     plan_prefill,
@@ -122,24 +122,20 @@ class _PlacedExperts(Policy):
         for width in np.unique(bits[~hot]):
             work = WorkClass(Executor.NDP, float(width), quantised=bool(width < full))
             classes[~hot & (bits == width)] = table.number(work)
-        ids, assigned, sequence, offsets = decode_ids(inputs)
+        ids, assigned, sequence, _ = decode_ids(inputs)
         picks = look_up(classes, sequence, ids)
         if not assigned.all():
             picks[~assigned] = table.number(WorkClass(Executor.SKIP, full))
-        prefill_class, prefill_tokens = plan_prefill(inputs, self.prefill, table, hot if known_before else None)
-        trace = inputs.replay.trace
+        prefill = plan_prefill(inputs, self.prefill, table, hot if known_before else None)
         moved = 0.0 if known_before else float(count * hot.shape[1])
-        plan = Plan(
-            policy=self.spec,
-            classes=table.classes(),
-            picks=picks,
-            offsets=offsets,
-            context_start=inputs.replay.context_start,
-            prompt_tokens=trace.prompt_len,
+        return make_plan(
+            self,
+            inputs,
+            table,
+            picks,
+            prefill,
             overlap=self.overlap,
-            prefill_class=prefill_class,
-            prefill_tokens=prefill_tokens,
-            migrated_experts=np.full(trace.num_sequences, moved),
+            migrated_experts=np.full(len(hot), moved),
             gpu_experts=count,
             gpu_buffer_bytes=0.0,
             replica_bits=() if self.selector == "full" else _REPLICAS,
@@ -153,8 +149,6 @@ class _PlacedExperts(Policy):
                 *bit_notes,
             ),
         )
-        check_memory(inputs, plan)
-        return plan
 
 
 def _losses(inputs: PlanInputs) -> tuple[NDArray[np.float64], tuple[str, ...]]:

@@ -33,9 +33,9 @@ from perfmodel.policies.base import (
     PlanInputs,
     Policy,
     WorkClass,
-    check_memory,
     decode_ids,
     decode_weights,
+    make_plan,
     option,
     plan_prefill,
     require,
@@ -159,28 +159,20 @@ class Hobbit(Policy):
         )
         table = ClassTable()
         picks = self._classes(outcome, full, offsets, table)
-        prefill_class, prefill_tokens = plan_prefill(inputs, "fetch", table)
-        low_bytes = model.expert_bytes(min(self.low_bits, full)) * self.cache_low * len(model.moe_layers)
-        plan = Plan(
-            policy=self.spec,
-            classes=table.classes(),
-            picks=picks,
-            offsets=offsets,
-            context_start=inputs.replay.context_start,
-            prompt_tokens=trace.prompt_len,
+        low = min(self.low_bits, full)
+        low_bytes = model.expert_bytes(low) * self.cache_low * len(model.moe_layers)
+        return make_plan(
+            self,
+            inputs,
+            table,
+            picks,
+            plan_prefill(inputs, "fetch", table),
             overlap="max",
-            prefill_class=prefill_class,
-            prefill_tokens=prefill_tokens,
-            migrated_experts=np.zeros(trace.num_sequences),
             gpu_experts=float(self.cache_high),
             gpu_buffer_bytes=low_bytes + (0.0 if self.cache_high else model.expert_bytes(full)),
-            replica_bits=(min(self.low_bits, full),),
-            hot=None,
-            alpha=None,
-            notes=self._notes(wanted[assigned], outcome[assigned], low=min(self.low_bits, full), full=full),
+            replica_bits=(low,),
+            notes=self._notes(wanted[assigned], outcome[assigned], low=low, full=full),
         )
-        check_memory(inputs, plan)
-        return plan
 
     def _notes(self, wanted: NDArray[Any], outcome: NDArray[Any], *, low: float, full: float) -> tuple[str, ...]:
         count = max(1, len(wanted))

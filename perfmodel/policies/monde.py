@@ -31,9 +31,9 @@ from perfmodel.policies.base import (
     PrefillMode,
     Rounding,
     WorkClass,
-    check_memory,
     decode_ids,
     decode_weights,
+    make_plan,
     need_ndp,
     option,
     plan_prefill,
@@ -99,25 +99,19 @@ class Monde(Policy):
             picks[hits] = table.number(WorkClass(Executor.GPU, full))
         if not assigned.all():
             picks[~assigned] = table.number(WorkClass(Executor.SKIP, full))
-        prefill_class, prefill_tokens = plan_prefill(inputs, self.prefill, table)
+        prefill = plan_prefill(inputs, self.prefill, table)
         staging = 0.0 if self.resident or not copied.any() else model.expert_bytes(full)
         reading = f"reading={self.reading}" + (f", resident={self.resident}" if self.resident else "")
-        plan = Plan(
-            policy=self.spec,
-            classes=table.classes(),
-            picks=picks,
-            offsets=offsets,
-            context_start=inputs.replay.context_start,
-            prompt_tokens=trace.prompt_len,
+        return make_plan(
+            self,
+            inputs,
+            table,
+            picks,
+            prefill,
             overlap="max",
-            prefill_class=prefill_class,
-            prefill_tokens=prefill_tokens,
-            migrated_experts=np.zeros(trace.num_sequences),
             gpu_experts=float(self.resident),
             gpu_buffer_bytes=staging,
             replica_bits=(),
-            hot=None,
-            alpha=None,
             notes=(
                 f"MoNDE {reading}: {copied.sum() / max(1, ids.shape[0] * ids.shape[1]):.3f} picks a layer and token go"
                 f" to the GPU, {1 - hits.sum() / max(1, copied.sum()):.3f} of them after a copy; both sides overlap",
@@ -129,5 +123,3 @@ class Monde(Policy):
                 ),
             ),
         )
-        check_memory(inputs, plan)
-        return plan

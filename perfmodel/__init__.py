@@ -10,27 +10,28 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from perfmodel.bitwidth import LossTable, select_bitwidths
     from perfmodel.errors import PerfModelError
-    from perfmodel.evaluate import Evaluation, Run, evaluate, plan_run
+    from perfmodel.evaluation import Evaluation
     from perfmodel.hardware import System, load_spec, load_system
     from perfmodel.model import MoEModel
     from perfmodel.policies import POLICIES, Policy, parse_policy
     from perfmodel.routing import RoutingTrace
+    from perfmodel.run import Run, evaluate, plan_run
 
 _HOMES = {
-    "Evaluation": "evaluate",
+    "Evaluation": "evaluation",
     "LossTable": "bitwidth",
     "MoEModel": "model",
     "POLICIES": "policies",
     "PerfModelError": "errors",
     "Policy": "policies",
     "RoutingTrace": "routing",
-    "Run": "evaluate",
+    "Run": "run",
     "System": "hardware",
-    "evaluate": "evaluate",
+    "evaluate": "run",
     "load_spec": "hardware",
     "load_system": "hardware",
     "parse_policy": "policies",
-    "plan_run": "evaluate",
+    "plan_run": "run",
     "select_bitwidths": "bitwidth",
 }
 

@@ -99,9 +99,9 @@ def _write_reproduction(result: Any, folder: Path) -> list[str]:
 def _compare(options: argparse.Namespace) -> int:
     from perfmodel import reports
     from perfmodel.bitwidth import LossTable
-    from perfmodel.evaluate import make_replay, plan_run
     from perfmodel.hardware import load_system
     from perfmodel.model import MoEModel
+    from perfmodel.run import make_replay, plan_run
 
     if options.plot is not None:
         from perfmodel.plots import check_suffix

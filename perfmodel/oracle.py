@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel import reference
-from perfmodel.evaluate import Run
 from perfmodel.evaluation import PARTS, Evaluation
 from perfmodel.hardware import System
 from perfmodel.operators import ATTENTION_LAUNCHES, DENSE_LAUNCHES, HEAD_LAUNCHES, ROUTER_LAUNCHES
 from perfmodel.point import dram_efficiency
 from perfmodel.policies import Executor, WorkClass
+from perfmodel.run import Run
 
 _ACTIVATION_BYTES = 2
 

@@ -64,7 +64,7 @@ def ndp_bytes_per_s(system: System) -> float:
 
 
 def hardware_point(system: System, dtype: str = "fp16") -> NDArray[np.float64]:
-    """The vector that kernels read; its places are named in ``kernels/place.py``.
+    """The vector that kernels read; its places are named in ``kernels/point.py``.
 
     A calibrated overhead per layer replaces the launches of the layer, so the overhead of a launch is then zero.
     """

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from perfmodel import __version__
 
 if TYPE_CHECKING:  # what a report shows was computed elsewhere, so listing specs need not load the kernels
-    from perfmodel.evaluate import Evaluation
     from perfmodel.evidence.explore import Outcome
     from perfmodel.evidence.figures import Interval
     from perfmodel.evidence.reproduce import Reproduction
     from perfmodel.hardware import Constant, SpecEntry, System
     from perfmodel.model import MoEModel
     from perfmodel.routing import RoutingTrace
+    from perfmodel.run import Evaluation
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:

@@ -7,11 +7,11 @@ import pytest
 from numpy.testing import assert_allclose
 from strategies import mixtral, recording
 
-from perfmodel.evaluate import plan_run
 from perfmodel.evidence.calibrate import ROBUST_SCALE, WIDEST_FACTOR, calibrate, fitted_system
 from perfmodel.evidence.figures import Figure, Interval, error, geometric_mean_error, load_figures
 from perfmodel.hardware import load_system
 from perfmodel.point import dram_efficiency, hardware_point
+from perfmodel.run import plan_run
 
 KEYS = ("gpu.memory_efficiency", "ndp.dram_efficiency", "link.bandwidth_gb_per_s")
 

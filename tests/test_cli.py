@@ -17,11 +17,11 @@ import pytest
 import perfmodel
 from perfmodel.cli import build_parser, main
 from perfmodel.errors import SpecError
-from perfmodel.evaluate import PARTS, evaluate
 from perfmodel.hardware import list_specs, load_spec, load_system
 from perfmodel.model import MoEModel
 from perfmodel.policies import POLICIES
 from perfmodel.routing import RoutingTrace
+from perfmodel.run import PARTS, evaluate
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = (

@@ -25,11 +25,11 @@ from strategies import (
 )
 
 from perfmodel.errors import PerfModelError, TraceError
-from perfmodel.evaluate import Evaluation, Run, evaluate, plan_run
 from perfmodel.hardware import System, load_system
 from perfmodel.model import AttentionKind
 from perfmodel.point import dram_efficiency, hardware_point
 from perfmodel.policies import Executor
+from perfmodel.run import Evaluation, Run, evaluate, plan_run
 
 ALONE = ("context-aware", "monde", "hobbit")
 ULP = 1 + 1e-13

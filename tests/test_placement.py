@@ -12,8 +12,8 @@ from strategies import NDP_SYSTEM, mixtral, models, plain_model, recording, smal
 
 from perfmodel import placement
 from perfmodel.errors import PlacementError, PolicyError
-from perfmodel.evaluate import plan_run
 from perfmodel.routing import RoutingTrace
+from perfmodel.run import plan_run
 
 GB = 1e9
 

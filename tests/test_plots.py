@@ -15,13 +15,13 @@ from matplotlib.text import Text
 
 from perfmodel import __version__, plots
 from perfmodel.errors import PerfModelError
-from perfmodel.evaluate import PARTS
 from perfmodel.evidence.bench import MODELS
 from perfmodel.evidence.explore import synthetic_trace
 from perfmodel.evidence.reproduce import COLUMNS, reproduce
 from perfmodel.plots.reproduction import HIT_RATES
 from perfmodel.plots.style import COLUMN_LOOKS, PART_LOOKS
 from perfmodel.plots.words import number
+from perfmodel.run import PARTS
 
 CAPACITY = 80e9
 

@@ -29,11 +29,11 @@ from strategies import (
 from perfmodel import placement
 from perfmodel.bitwidth import LossTable, select_bitwidths
 from perfmodel.errors import PolicyError, TraceError
-from perfmodel.evaluate import Run, evaluate, plan_run
 from perfmodel.hardware import load_system
 from perfmodel.point import dram_efficiency
 from perfmodel.policies import ABLATIONS, POLICIES, ContextAware, Executor, Hobbit, Monde, Static, parse_policy
 from perfmodel.routing import RoutingTrace
+from perfmodel.run import Run, evaluate, plan_run
 
 GPU, FETCH, NDP, SKIP = Executor.GPU, Executor.FETCH, Executor.NDP, Executor.SKIP
 

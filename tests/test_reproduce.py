@@ -19,12 +19,12 @@ import pytest
 import perfmodel
 from perfmodel import reports
 from perfmodel.cli import main
-from perfmodel.evaluate import evaluate
 from perfmodel.evidence import explore
 from perfmodel.evidence import reproduce as reproduction
 from perfmodel.hardware import load_system
 from perfmodel.model import MoEModel
 from perfmodel.routing import RoutingTrace
+from perfmodel.run import evaluate
 
 PACKAGE = Path(perfmodel.__file__).resolve().parent
 PUBLISHED = {

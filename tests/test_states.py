@@ -23,9 +23,9 @@ from strategies import (
 )
 
 from perfmodel import oracle
-from perfmodel.evaluate import PARTS, Run, plan_run
 from perfmodel.point import hardware_point
 from perfmodel.policies import Executor, Plan, WorkClass
+from perfmodel.run import PARTS, Run, plan_run
 from perfmodel.states import decode_states, prefill_states
 
 

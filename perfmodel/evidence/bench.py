@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.evaluate import Run, make_replay, plan_run
 from perfmodel.evidence.figures import OUTPUT, PROMPT, Figure
 from perfmodel.hardware import System
 from perfmodel.model import MoEModel
 from perfmodel.routing import Replay, RoutingTrace
+from perfmodel.run import Run, make_replay, plan_run
 
 MODELS = ("mixtral-8x7b", "mixtral-8x22b")
 

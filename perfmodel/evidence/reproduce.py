@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import PolicyError
-from perfmodel.evaluate import Evaluation, HitRates
 from perfmodel.evidence.bench import MODELS, Bench, Case, policy_text, predictor
 from perfmodel.evidence.calibrate import Fit, calibrate, fitted_system
 from perfmodel.evidence.explore import (
@@ -43,6 +42,7 @@ from perfmodel.paths import replace_when_done
 from perfmodel.point import dram_efficiency
 from perfmodel.policies import ABLATIONS
 from perfmodel.routing import RoutingTrace
+from perfmodel.run import Evaluation, HitRates
 
 COLUMNS = ("datasheet", "evidence", "calibrated")
 DATASHEET_SYSTEM, EVIDENCE_SYSTEM = "h100-cxl-ndp", "h100-cxl2-ndp"

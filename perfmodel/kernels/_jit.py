@@ -2,7 +2,7 @@
 
 Three decorators cover every kernel:
 
-- ``scalar``: a helper that other kernels inline; compiled for whatever calls it.
+- ``scalar``: a helper for other kernels; compiled for whatever calls it.
 - ``ufunc``: an elementwise float64 function that broadcasts like a NumPy ufunc.
 - ``loop``: a loop over arrays with an explicit signature, releasing the GIL.
 

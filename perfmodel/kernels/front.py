@@ -71,22 +71,38 @@ def decode_attention_times(point, contexts, attention):
 def weighted_decode_attention_times(points, contexts, weight, attention):
     """Sum of `decode_attention_times`, each times its ``weight`` [T], at every hardware point [N] [s].
 
-    Both sides of the roofline are straight lines in the context, so the divisions leave the inner loop.
+    Both sides of the roofline are straight lines in the context. Where one of them is the higher at the shortest
+    and at the longest context it is the higher in between, and the sum needs only the sum of the weights and the
+    weighted sum of the contexts. Only points where the lines cross visit every context.
     """
+    num_contexts = contexts.shape[0]
     totals = np.zeros(points.shape[0])
-    for n in range(points.shape[0]):
-        flops_per_s, bytes_per_s = points[n, GPU_FLOPS], points[n, GPU_BANDWIDTH]
-        for a in range(attention.shape[0]):
-            kind = attention[a]
+    for a in range(attention.shape[0]):
+        kind = attention[a]
+        weights, weighted, least, most = 0.0, 0.0, np.inf, 0.0
+        for t in range(num_contexts):
+            seen = min(contexts[t], kind[WINDOW])
+            weights += weight[t]
+            weighted += weight[t] * seen
+            least, most = min(least, seen), max(most, seen)
+        for n in range(points.shape[0]):
+            flops_per_s, bytes_per_s = points[n, GPU_FLOPS], points[n, GPU_BANDWIDTH]
             flops_s, flops_slope_s = kind[WEIGHT_FLOPS] / flops_per_s, kind[CONTEXT_FLOPS] / flops_per_s
             bytes_s = (kind[WEIGHT_BYTES] + points[n, GPU_N_HALF]) / bytes_per_s
             bytes_slope_s = kind[CONTEXT_BYTES] / bytes_per_s
+            first = bytes_s + bytes_slope_s * least - flops_s - flops_slope_s * least
+            last = bytes_s + bytes_slope_s * most - flops_s - flops_slope_s * most
+            if first >= 0.0 and last >= 0.0:
+                total = bytes_s * weights + bytes_slope_s * weighted
+            elif first <= 0.0 and last <= 0.0:
+                total = flops_s * weights + flops_slope_s * weighted
+            else:
+                total = 0.0
+                for t in range(num_contexts):
+                    seen = min(contexts[t], kind[WINDOW])
+                    total += weight[t] * max(flops_s + flops_slope_s * seen, bytes_s + bytes_slope_s * seen)
             overhead_s = kind[ATTENTION_LAUNCHES] * points[n, LAUNCH_OVERHEAD]
-            total = 0.0
-            for t in range(contexts.shape[0]):
-                seen = min(contexts[t], kind[WINDOW])
-                total += weight[t] * (max(flops_s + flops_slope_s * seen, bytes_s + bytes_slope_s * seen) + overhead_s)
-            totals[n] += kind[LAYERS] * total
+            totals[n] += kind[LAYERS] * (total + overhead_s * weights)
     return totals
 
 

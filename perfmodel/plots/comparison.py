@@ -7,11 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from perfmodel.errors import PerfModelError
-from perfmodel.evaluate import Evaluation
 from perfmodel.plots.canvas import canvas
 from perfmodel.plots.drawing import beside, handles, leave_room, name_rows, stack, token_panel, too_small
 from perfmodel.plots.style import BLACK, BLUE, GREEN, PAGE, RED, SKY, YELLOW, Look
 from perfmodel.plots.words import caption, folded, model_name, number, plain, routing
+from perfmodel.run import Evaluation
 
 #: More rows than this make no readable figure.
 MOST_EVALUATIONS = 40

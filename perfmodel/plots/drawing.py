@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from perfmodel.evaluate import Evaluation
 from perfmodel.plots.style import BLACK, COLUMN, GREY, PART_LOOKS, Look
 from perfmodel.plots.words import number, plain
+from perfmodel.run import Evaluation
 
 
 def beside(axes: Axes, x: float, y: float, text: str) -> None:

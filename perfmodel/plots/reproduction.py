@@ -6,7 +6,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from perfmodel.evaluate import Evaluation
 from perfmodel.evidence.bench import MODELS
 from perfmodel.evidence.explore import Outcome
 from perfmodel.evidence.figures import Figure as Published
@@ -16,6 +15,7 @@ from perfmodel.plots.drawing import beside, diamonds, leave_room, legend, name_r
 from perfmodel.plots.speedups import speedups
 from perfmodel.plots.style import BLACK, BLUE, COLUMN, COLUMN_LOOKS, GREY, ORANGE, PAGE, SKY, Look
 from perfmodel.plots.words import caption, model_name, number, plain, provenance, system_name
+from perfmodel.run import Evaluation
 
 #: Own placement and its controls, by the names of ``evaluate.HitRates``.
 HIT_RATES = {

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel import placement
 from perfmodel.bitwidth import LossTable
-from perfmodel.errors import PolicyError, TraceError
+from perfmodel.errors import PerfModelError, PolicyError, TraceError
 from perfmodel.evaluation import PARTS, Evaluation, HitRates
 from perfmodel.hardware import System, load_system
 from perfmodel.kernels import front
@@ -123,6 +123,8 @@ class Run:
         `price`, without percentiles.
         """
         points = np.ascontiguousarray(points, dtype=np.float64)
+        if points.ndim != 2 or points.shape[1] != place.POINT_SIZE:
+            raise PerfModelError(f"points: found shape {list(points.shape)}, allowed [N, {place.POINT_SIZE}]")
         context, count = self._distinct_contexts
         attention = front.weighted_decode_attention_times(points, context, count, self._attention)
         fixed = front.operator_times(points, self._per_token)
@@ -338,9 +340,9 @@ def _price(run: Run, system: System) -> Evaluation:
 
 
 def plan_run(
-    model: MoEModel,
+    model: MoEModel | str,
     system: System | str,
-    trace: RoutingTrace | Replay,
+    trace: RoutingTrace | Replay | str,
     policy: Policy | str,
     *,
     prompt: int | None = None,
@@ -352,13 +354,23 @@ def plan_run(
 
     A Replay may be given instead of a trace, so that several policies share one.
     """
-    chosen = load_system(system) if isinstance(system, str) else system
+    network = MoEModel.from_config(model) if isinstance(model, str) else model
+    machine = load_system(system) if isinstance(system, str) else system
+    recorded = RoutingTrace.load(trace) if isinstance(trace, str) else trace
     rule = parse_policy(policy) if isinstance(policy, str) else policy
-    replayed = trace if isinstance(trace, Replay) else make_replay(model, trace, prompt, output, layers)
-    if not replayed.trace.has_decode:
+    for name, value, kind in (
+        ("model", network, MoEModel),
+        ("system", machine, System),
+        ("trace", recorded, RoutingTrace | Replay),
+        ("policy", rule, Policy),
+    ):
+        if not isinstance(value, kind):
+            raise PerfModelError(f"{name}: found {type(value).__name__}, allowed a name, a path, or the object itself")
+    replay = recorded if isinstance(recorded, Replay) else make_replay(network, recorded, prompt, output, layers)
+    if not replay.trace.has_decode:
         raise TraceError("the trace holds no decode step in some sequence, and decode is what is priced")
-    plan = rule.plan(PlanInputs(model, chosen, replayed, losses))
-    return Run(model, chosen, replayed, rule, plan)
+    plan = rule.plan(PlanInputs(network, machine, replay, losses))
+    return Run(network, machine, replay, rule, plan)
 
 
 def make_replay(
@@ -376,9 +388,9 @@ def make_replay(
 
 
 def evaluate(
-    model: MoEModel,
+    model: MoEModel | str,
     system: System | str,
-    trace: RoutingTrace,
+    trace: RoutingTrace | str,
     policy: Policy | str,
     *,
     prompt: int | None = None,
@@ -390,9 +402,9 @@ def evaluate(
 
     Parameters
     ----------
-    model : shape of the network.
+    model : shape of the network, or the name or path of a config.
     system : a system, or the name or path of a spec.
-    trace : recorded routing of a model with the same experts and top-k.
+    trace : recorded routing of a model with the same experts and top-k, or its name or path.
     policy : a policy, or its text such as ``"monde:reading=balance"``.
     prompt, output : tokens of every sequence [1]; recorded steps are truncated or cycled from their start. By
         default the recorded lengths.

@@ -46,6 +46,12 @@ class Bench:
         other._replays, other._runs = dict(self._replays), dict(self._runs)
         return other
 
+    def forget(self, unless: Callable[[Case], bool]) -> None:
+        """Drop plans that are no longer needed; a plan on a long trace takes megabytes."""
+        self._runs = {case: run for case, run in self._runs.items() if unless(case)}
+        kept = {(case.model, case.output) for case in self._runs}
+        self._replays = {key: replay for key, replay in self._replays.items() if key in kept}
+
     def run(self, case: Case) -> Run:
         """The plan of a case. A trace with other layers is cycled, and its notes say so."""
         if case not in self._runs:

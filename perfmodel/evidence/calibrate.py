@@ -1,6 +1,7 @@
 """Fit a few hardware constants to published figures, and say how far the fit can be trusted."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -27,7 +28,8 @@ FITTABLE = {
     "link.bandwidth_gb_per_s": place.LINK_BANDWIDTH,
 }
 _STEP = 1e-6
-_TOLERANCE = 1e-7
+_FIRST_STEP = 0.02
+_TOLERANCE = 1e-6
 
 #: Logarithms of the fitted figures at every hardware point: [N, POINT_SIZE] -> [N, figures].
 Predict = Callable[[NDArray[np.float64]], NDArray[np.float64]]
@@ -115,7 +117,36 @@ def _solve(
         ftol=_TOLERANCE,
         gtol=_TOLERANCE,
     )
-    return np.asarray(solution.x)
+
+    def cost(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        scaled = (predict(scaled_points(system, keys, logs)) - target) / ROBUST_SCALE
+        return np.asarray((np.sqrt(1.0 + scaled**2) - 1.0).sum(axis=1))
+
+    return _polish(cost, solution.x, low, high)
+
+
+def _polish(
+    cost: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    x: NDArray[np.float64],
+    low: NDArray[np.float64],
+    high: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Walk downhill from ``x`` without derivatives; ``cost`` takes many places at once [N, keys] -> [N].
+
+    Where the slower side of a layer changes, the model has a kink on which a step along the gradient gets stuck.
+    """
+    directions = np.array(list(itertools.product((-1.0, 0.0, 1.0), repeat=len(x))))
+    directions = directions[np.any(directions != 0.0, axis=1)]
+    step, best = _FIRST_STEP, float(cost(x[None, :])[0])
+    while step > _TOLERANCE:
+        places = np.clip(x + step * directions, low, high)
+        costs = cost(places)
+        lowest = int(np.argmin(costs))
+        if costs[lowest] < best:
+            x, best = places[lowest], float(costs[lowest])
+        else:
+            step /= 2.0
+    return x
 
 
 def calibrate(

@@ -10,8 +10,8 @@ from perfmodel.errors import PlacementError, PolicyError
 from perfmodel.evidence.bench import MODELS, Bench, Case, policy_text, predictor
 from perfmodel.evidence.calibrate import calibrate
 from perfmodel.evidence.figures import OUTPUT, PROMPT, Figure, geometric_mean_error
-from perfmodel.hardware import System
-from perfmodel.point import hardware_point
+from perfmodel.hardware import LinkSpec, NdpSpec, System, load_spec
+from perfmodel.point import dram_efficiency, hardware_point
 from perfmodel.policies import ABLATIONS
 from perfmodel.routing import RoutingTrace
 from perfmodel.routing.synthetic import MIXTRAL_SKEW, generate
@@ -32,6 +32,10 @@ READINGS: dict[str, dict[str, str]] = {
     "HOBBIT by its thresholds (split=gates)": {"hobbit": "hobbit:split=gates"},
     "HOBBIT caches one expert a layer": {"hobbit": "hobbit:cache_high=1"},
 }
+#: Where the measured efficiency of whole decode steps lies on other GPUs, lowest and highest.
+MEASURED_GPU_EFFICIENCY = (0.27, 0.41)
+#: Other links, by the name of their spec.
+OTHER_LINKS = {"PCIe 5 x16": "pcie-5.0-x16", "PCIe 4 x16": "pcie-4.0-x16"}
 #: Scales of quantised weights in the what-if beside the near-data rows: FP16, one for 64 weights [bit a weight].
 GROUP_SCALE_BITS = 0.25
 #: Generated traces beside the recording, from no variation between sequences to much: the hit rate rises with it.
@@ -77,6 +81,7 @@ def outcome(
     readings: Mapping[str, str],
     near: tuple[float, ...],
 ) -> Outcome:
+    """Errors of one reading, trace or machine: as it is, and with the constants fitted anew from ``near``."""
     predict = predictor(bench, figures, readings)
     published = [figure.value[0] for figure in figures]
     plain = predict(hardware_point(evidence)[None, :])[0] - np.log(published)
@@ -111,12 +116,41 @@ def tried_traces(figures: tuple[Figure, ...], evidence: System, near: tuple[floa
         yield outcome(f"generated, {name} (synthetic)", bench, figures, evidence, {}, near)
 
 
+def other_machines(evidence: System) -> dict[str, System]:
+    """The evidence with one piece of it exchanged for another that could be argued as well."""
+    lowest, highest = MEASURED_GPU_EFFICIENCY
+    interleaved = load_spec("monde-ndp-interleaved")
+    assert isinstance(interleaved, NdpSpec)
+    changes: dict[str, dict[str, float]] = {
+        f"GPU reads at {lowest:g} of peak, the lowest measured": {"gpu.memory_efficiency": lowest},
+        f"GPU reads at {highest:g} of peak, the highest measured": {"gpu.memory_efficiency": highest},
+        "DRAM interleaved over bank groups": {"ndp.dram_efficiency": dram_efficiency(interleaved)},
+    }
+    for label, name in OTHER_LINKS.items():
+        link = load_spec(name)
+        assert isinstance(link, LinkSpec)
+        values = {key: float(getattr(link, key)) for key in ("bandwidth_gb_per_s", "efficiency", "latency_us")}
+        rate = link.effective_bandwidth_bytes_per_s / 1e9
+        changes[f"link {label} at {rate:.1f} GB/s"] = {f"link.{key}": value for key, value in values.items()}
+    return {label: evidence.with_values(values) for label, values in changes.items()}
+
+
+def tried_machines(
+    bench: Bench, figures: tuple[Figure, ...], evidence: System, near: tuple[float, ...]
+) -> Iterator[Outcome]:
+    """The outcome of every other machine. Refitted, they meet again: the fit moves just these constants."""
+    for name, system in other_machines(evidence).items():
+        yield outcome(name, bench, figures, system, {}, near)
+
+
 def own_best(bench: Bench, system: System) -> tuple[OwnBest, ...]:
+    """Every baseline at its fastest reading that fits the system's GPU."""
     found = []
     point = hardware_point(system)[None, :]
 
     def rate(case: Case) -> float:
-        return float(1.0 / bench.run(case).mean_token_s(point)[0])
+        # A branch each, so that no plan outlives its price.
+        return float(1.0 / bench.branch().run(case).mean_token_s(point)[0])
 
     for model in MODELS:
         hot = bench.run(Case(model, policy_text("context-aware", 3), OUTPUT)).plan.gpu_experts

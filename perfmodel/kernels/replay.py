@@ -1,9 +1,9 @@
 """Price the distinct states of a plan on hardware points, and sum them over a trace.
 
-A layer's expert part depends on few integers: how many of its picks fall in each kind of work. So a plan is
-compressed to distinct rows of (work, count) pairs, and a state is a row together with the row before it, which
-matters only where copies are issued one layer ahead. Sums over states weighted by their counts are the exact
-sums over the trace. All sums run in a fixed order, so splitting the points changes no bit.
+Two layers whose picks fall in the same kinds of work equally often cost the same, wherever they stand in a trace.
+So a plan is held as its different rows of (work, count) pairs. A state is such a row, together with the row of the
+layer before it where copies are issued one layer ahead. Weighting the states by how often they occur gives the sums
+over the whole trace without any sampling. Sums run in a fixed order, so splitting the points changes no bit.
 
 Arrays
 ------

@@ -139,6 +139,8 @@ def _error_rows(result: Reproduction) -> list[str | Outcome]:
     rows: list[str | Outcome] = ["readings", *readings]
     if result.traces:
         rows += ["routing traces", *result.traces]
+    if result.machines:
+        rows += ["other evidence", *result.machines]
     return rows
 
 

@@ -80,7 +80,7 @@ def generate(
     p_layer ~ Dirichlet(alpha), p_sequence ~ Dirichlet(c p_layer), p_decode ~ Dirichlet(c_decode p_sequence);
     a token's experts are the top k of log p + bonus + Gumbel noise, which is drawing without replacement.
     Gate weights are the softmax of those k sums; for 2 of 8 equal experts they average 0.70 and 0.30.
-    Equal prefill-decode cosines can go with very different hit rates: fit hit rate and reuse, not the cosine.
+    The cosine between prefill and decode hardly pins these parameters down; choose them by hit rate and reuse.
 
     Raises
     ------

@@ -158,6 +158,8 @@ class LossTable:
     def for_model(self, num_layers: int, num_experts: int, *, assume: bool = False) -> "LossTable":
         """The table for a model of that many MoE layers and experts; layers are cut or cycled, with a note.
 
+        Losses that rise with bits are kept, and a note says for how many experts they do.
+
         With another number of experts there is no honest mapping: that is an error, or the table of
         `LossTable.assumed` with a note when ``assume`` is true.
 
@@ -172,11 +174,23 @@ class LossTable:
             notes = (*table.notes, f"loss table {found}, so it is not used")
             return LossTable(table.losses, table.name, table.source, notes)
         if num_layers == self.num_layers:
-            return self
+            return self._with_order_note()
         how = "cut" if num_layers < self.num_layers else "cycled"
         note = f"loss table {self.name} of {self.num_layers} layers is {how} to {num_layers} layers"
         losses = self.losses[np.arange(num_layers) % self.num_layers]
-        return LossTable(losses, self.name, self.source, (*self.notes, note))
+        return LossTable(losses, self.name, self.source, (*self.notes, note))._with_order_note()
+
+    def _with_order_note(self) -> "LossTable":
+        """The table, with a note where more bits make some expert worse: its last axis may be in another order."""
+        rising = int((np.diff(self.losses, axis=2) > 0).any(axis=2).sum())
+        count = self.num_layers * self.num_experts
+        note = (
+            f"loss table {self.name}: the loss of {rising} of {count} experts rises with bits somewhere;"
+            " check the order of the last axis"
+        )
+        if not rising or note in self.notes:
+            return self
+        return LossTable(self.losses, self.name, self.source, (*self.notes, note))
 
 
 def _checked_table(values: Any, where: str) -> NDArray[np.float64]:

@@ -20,7 +20,10 @@ _DEFAULT_POLICIES = ("monde", "hobbit", "context-aware:mean_bits=3", "context-aw
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argument errors in one line, like every other error."""
+    """Argument errors in one line, like every other error; options are written in full."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_BAD_INPUT, f"{self.prog}: error: {_one_line(message)} (see {self.prog} --help)\n")
@@ -42,6 +45,15 @@ def _print_json(document: Any) -> None:
 def _say(text: str) -> None:
     """A message about what was done; on standard error, so that standard output stays one document."""
     sys.stderr.write(text + "\n")
+
+
+def _plots() -> Any:
+    """The module that draws. Figures go to files, so the backend of the caller's shell is of no use, or not there."""
+    if "matplotlib" not in sys.modules:
+        os.environ["MPLBACKEND"] = "agg"
+    from perfmodel import plots
+
+    return plots
 
 
 def _load_trace(source: str) -> Any:
@@ -83,9 +95,9 @@ def _check_folder(folder: Path) -> None:
 
 def _write_reproduction(result: Any, folder: Path) -> list[str]:
     """Figures, the table and the fitted constants as an overlay spec."""
-    from perfmodel import plots
     from perfmodel.evidence.reproduce import write_calibrated_system, write_csv
 
+    plots = _plots()
     names = []
     for name, figure in plots.reproduction_figures(result).items():
         for suffix in ("png", "svg"):
@@ -107,9 +119,9 @@ def _compare(options: argparse.Namespace) -> int:
         from perfmodel.plots import check_suffix
 
         check_suffix(options.plot)  # before any work is done
-    texts = options.policy or list(_DEFAULT_POLICIES)
     model = MoEModel.from_config(options.model)
     system = load_system(options.system)
+    texts = options.policy or _default_policies(system)
     trace = _load_trace(options.trace)
     losses = None if options.loss is None else LossTable.load(options.loss)
     replay = make_replay(model, trace, options.prompt, options.output, options.layers)
@@ -117,8 +129,7 @@ def _compare(options: argparse.Namespace) -> int:
     evaluations = [run.price() for run in runs]
     differences = [_check(run, one) for run, one in zip(runs, evaluations, strict=True)] if options.check else None
     if options.plot is not None:
-        from perfmodel import plots
-
+        plots = _plots()
         capacity = {system.name: system.gpu.memory_capacity_bytes}
         plots.save(plots.comparison_figure(evaluations, labels=texts, gpu_capacity_bytes=capacity), Path(options.plot))
         _say(f"wrote {options.plot}")
@@ -127,6 +138,17 @@ def _compare(options: argparse.Namespace) -> int:
     else:
         _print(reports.comparison(evaluations, differences))
     return 0
+
+
+def _default_policies(system: Any) -> list[str]:
+    """The published systems that can run on this one."""
+    from perfmodel.policies import parse_policy
+
+    if system.ndp is not None:
+        return list(_DEFAULT_POLICIES)
+    texts = [text for text in _DEFAULT_POLICIES if not parse_policy(text).needs_ndp]
+    _say(f"system {system.name} has no near-data device; policies by default: {', '.join(texts)}")
+    return texts
 
 
 def _check(run: Any, evaluation: Any) -> float:
@@ -163,12 +185,20 @@ def _specs_show(options: argparse.Namespace) -> int:
     from perfmodel.hardware import load_spec
 
     spec = load_spec(options.name)
-    items = spec.constants()
+    items, choices = spec.constants(), spec.choices()
+    derived = reports.derived_rate(spec)
     if options.json:
-        data = {"name": spec.name, "description": spec.description, "constants": [c._asdict() for c in items]}
+        data = {
+            "name": spec.name,
+            "description": spec.description,
+            "constants": [c._asdict() for c in items],
+            "choices": [c._asdict() for c in choices],
+            "derived": derived,
+        }
         _print_json(data)
     else:
-        _print(f"{spec.name}: {spec.description}\n\n{reports.constants(items)}")
+        rate = "" if derived is None else f"\n\n{reports.derived_rate_line(derived)}"
+        _print(f"{spec.name}: {spec.description}\n\n{reports.constants(items, choices)}{rate}")
     return 0
 
 
@@ -242,7 +272,7 @@ def build_parser() -> argparse.ArgumentParser:
     specs = group.add_subparsers(metavar="ACTION", required=True)
     one = _add(specs, "list", "list the bundled specs", _specs_list)
     one.add_argument("--json", action="store_true", help="print one JSON document")
-    one = _add(specs, "show", "show every number of a spec with its source", _specs_show)
+    one = _add(specs, "show", "show every number and choice of a spec with its source", _specs_show)
     one.add_argument("name", metavar="NAME", help="bundled name or file")
     one.add_argument("--json", action="store_true", help="print one JSON document")
     one = _add(specs, "validate", "check spec files", _specs_validate)

@@ -62,7 +62,8 @@ def importance(
     trace : recorded routing. Without weights alpha is forced to 1, and the notes say so.
     alpha : share of the counts [1], 0 to 1.
     phase : which rows are counted.
-    leave_one_out : count the *other* sequences' rows instead of the sequence's own (a static profile).
+    leave_one_out : the mean importance of the *other* sequences instead of the sequence's own (a static profile).
+        Every other sequence counts alike, however long it is.
 
     Raises
     ------
@@ -78,11 +79,11 @@ def importance(
         alpha = 1.0
     counts = statistics.selection_counts(trace, phase).astype(np.float64)
     weights = statistics.weight_sums(trace, phase) if alpha < 1.0 else np.zeros_like(counts)
+    values = alpha * _normalised(counts, norm) + (1.0 - alpha) * _normalised(weights, norm)
     if leave_one_out:
         if trace.num_sequences < 2:
             raise PolicyError("a profile of the other sequences needs a trace with at least 2 sequences, found 1")
-        counts, weights = statistics.sum_of_others(counts), statistics.sum_of_others(weights)
-    values = alpha * _normalised(counts, norm) + (1.0 - alpha) * _normalised(weights, norm)
+        values = statistics.sum_of_others(values) / (trace.num_sequences - 1)
     return Importance(values, alpha, tuple(notes))
 
 

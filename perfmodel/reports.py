@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfmodel import __version__
+from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:  # what a report shows was computed elsewhere, so listing specs need not load the kernels
     from perfmodel.evidence.explore import Outcome
-    from perfmodel.evidence.figures import Interval
+    from perfmodel.evidence.figures import Figure, Interval
     from perfmodel.evidence.reproduce import Reproduction
-    from perfmodel.hardware import Constant, SpecEntry, System
+    from perfmodel.hardware import Choice, Constant, Spec, SpecEntry, System
     from perfmodel.model import MoEModel
     from perfmodel.routing import RoutingTrace
     from perfmodel.run import Evaluation
@@ -43,6 +45,16 @@ def _interval(interval: Interval, kind: str) -> str:
     return f"{interval.low:.3g}-{interval.high:.3g}" if kind == "range" else f"{interval.low:.4g}"
 
 
+def _ratio(computed: Interval, figure: Figure) -> str:
+    """Computed over published; for ranges that do not overlap, the ratio of the nearest ends."""
+    low, high = figure.value[0], figure.value[-1]
+    if computed.low > high:
+        return f"x {computed.low / high:.2f}"
+    if computed.high < low:
+        return f"x {computed.high / low:.2f}"
+    return "overlap" if figure.kind == "range" else "x 1.00"
+
+
 def _figure_rows(result: Reproduction) -> list[list[str]]:
     rows = []
     for row in result.rows:
@@ -50,11 +62,9 @@ def _figure_rows(result: Reproduction) -> list[list[str]]:
         published = "-".join(f"{v:g}" for v in figure.value)
         unit = "tok/s" if figure.kind == "rate" else "x"
         cells = [_interval(row.columns[column], figure.kind) for column in row.columns]
-        errors = [
-            ("in" if error == 0.0 else percent(error)) if figure.kind == "range" else percent(error)
-            for error in (row.errors[column] for column in row.columns)
-        ]
-        rows.append([figure.id, "fit" if figure.fit else "", unit, published, *cells, *errors])
+        ratios = [_ratio(row.columns[column], figure) for column in row.columns]
+        mark = "" if figure.mark == "printed" else "*"
+        rows.append([figure.id, "fit" if figure.fit else "", unit, published + mark, *cells, *ratios])
     return rows
 
 
@@ -74,7 +84,7 @@ def reproduction(result: Reproduction) -> str:
     """The whole reproduction as text: figures, constants, hit rates, readings and baselines."""
     metadata = result.trace.metadata
     systems = ", ".join(f"{name}: {result.systems[name].name}" for name in result.systems)
-    header = ("figure", "", "unit", "published", *result.systems, "err ds", "err ev", "err cal")
+    header = ("figure", "", "unit", "published", *result.systems, "ds/pub", "ev/pub", "cal/pub")
     parts = [
         "Published figures of arXiv 2512.04476 and what this model makes of them",
         f"routing: {metadata.get('model')} ({metadata.get('source')}), {result.trace.num_sequences} sequences;"
@@ -82,17 +92,20 @@ def reproduction(result: Reproduction) -> str:
         "",
         table(header, _figure_rows(result)),
         "",
-        "error = |ln(computed / published)|; for a range 'in' means that the two ranges overlap.",
-        f"geometric-mean error over the {len(result.fit_errors)} rows marked fit: evidence (nothing fitted)"
+        "* read from a summary of the paper's figures; the others are printed in its text. Batch 1 is inferred.",
+        "A row's error is |ln(computed / published)|, and 0 where two ranges overlap.",
+        f"geometric-mean error over the {len(result.fit_errors)} rows marked fit: evidence (no constant fitted)"
         f" {percent(result.evidence_geomean_error)}, calibrated {percent(result.geomean_error)},"
         f" leave-one-out {percent(result.fit.leave_one_out_geomean_error)};"
-        f" largest calibrated error {percent(max(result.fit_errors))}",
+        f" largest calibrated error a factor of {math.exp(max(result.fit_errors)):.2f}",
         "",
         "Fitted constants (all others are measured, derived or assumed elsewhere; see --json for every one)",
         table(
             ("constant", "unit", "evidence", "fitted"),
             ([f["name"], f["unit"], number(f["evidence"]), number(f["value"])] for f in result.fitted()),
         ),
+        "",
+        *(f"flagged: {flag}" for flag in result.systems["calibrated"].flags),
         "",
         "Placement hit rate in decode, beside its controls",
         table(
@@ -114,10 +127,10 @@ def reproduction(result: Reproduction) -> str:
     if result.readings:
         parts += [
             "",
-            "How the error moves with readings and with the hit rate (8x7B / 8x22B)",
+            "How the error moves with readings, with the hit rate (8x7B / 8x22B) and with other evidence",
             table(
-                ("reading or trace", "hit rate", "evidence", "refitted"),
-                _outcome_rows((*result.readings, *result.traces)),
+                ("reading, trace or machine", "hit rate", "evidence", "refitted"),
+                _outcome_rows((*result.readings, *result.traces, *result.machines)),
             ),
         ]
     if result.own_best:
@@ -303,9 +316,47 @@ def spec_list(entries: Sequence[SpecEntry]) -> str:
     return table(("kind", "name", "description"), ([e.kind, e.name, e.description] for e in entries), left=3)
 
 
-def constants(items: Sequence[Constant]) -> str:
-    """Every number of a spec with its source; the citations follow, numbered, because many numbers share one."""
-    citations = {citation: i + 1 for i, citation in enumerate(dict.fromkeys(c.citation for c in items))}
+def constants(items: Sequence[Constant], choices: Sequence[Choice] = ()) -> str:
+    """Every number of a spec with its source, then its words; the citations follow, numbered, as many share one."""
+    cited = [*(c.citation for c in items), *(c.citation for c in choices if c.citation)]
+    citations = {citation: i + 1 for i, citation in enumerate(dict.fromkeys(cited))}
     rows = ([c.key, number(c.value, 6), c.unit, c.source, f"[{citations[c.citation]}]"] for c in items)
-    listed = "\n".join(f"[{i}] {citation}" for citation, i in citations.items())
-    return f"{table(('key', 'value', 'unit', 'source', ''), rows)}\n\n{listed}"
+    parts = [table(("key", "value", "unit", "source", ""), rows)]
+    if choices:
+        words = ([c.key, c.value, c.source, f"[{citations[c.citation]}]" if c.citation else ""] for c in choices)
+        parts.append(table(("choice", "value", "source", ""), words, left=2))
+    parts.append("\n".join(f"[{i}] {citation}" for citation, i in citations.items()))
+    return "\n\n".join(parts)
+
+
+def derived_rate(spec: Spec | System) -> dict[str, Any] | None:
+    """DRAM rate of a near-data device whose efficiency follows from timings and mapping; None for other specs.
+
+    Holds ``dram_efficiency`` [1] and ``effective_dram_bandwidth_gb_per_s`` [GB/s], or ``problem`` where no rate
+    is known for the combination.
+    """
+    from perfmodel.hardware import NdpSpec
+
+    ndp = getattr(spec, "ndp", spec)
+    if not isinstance(ndp, NdpSpec) or ndp.dram is None:
+        return None
+    from perfmodel.point import dram_efficiency
+
+    origin = {"dram": ndp.dram.name, "mapping": ndp.mapping}
+    try:
+        share = dram_efficiency(ndp)
+    except SpecError as error:
+        return {**origin, "problem": str(error)}
+    rate = share * ndp.dram_bandwidth_gb_per_s
+    return {**origin, "dram_efficiency": share, "effective_dram_bandwidth_gb_per_s": rate}
+
+
+def derived_rate_line(rate: dict[str, Any]) -> str:
+    """What `derived_rate` found, in one line."""
+    origin = f"{rate['dram']} and mapping {rate['mapping']}"
+    if "problem" in rate:
+        return f"no DRAM rate follows from {origin}: {rate['problem']}"
+    return (
+        f"derived from {origin}: dram_efficiency {number(rate['dram_efficiency'])},"
+        f" effective DRAM rate {number(rate['effective_dram_bandwidth_gb_per_s'])} GB/s"
+    )

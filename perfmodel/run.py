@@ -7,6 +7,7 @@ token comes out of the prefill, and ``N`` output tokens are ``N`` decode steps.
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -122,7 +123,10 @@ class Run:
         points : float64 [N, POINT_SIZE], from ``point.hardware_point``. The same states, kernels and sums as
         `price`, without percentiles.
         """
-        points = np.ascontiguousarray(points, dtype=np.float64)
+        try:
+            points = np.ascontiguousarray(points, dtype=np.float64)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise PerfModelError(f"points: not an array of numbers ({error})") from None
         if points.ndim != 2 or points.shape[1] != place.POINT_SIZE:
             raise PerfModelError(f"points: found shape {list(points.shape)}, allowed [N, {place.POINT_SIZE}]")
         context, count = self._distinct_contexts
@@ -340,9 +344,9 @@ def _price(run: Run, system: System) -> Evaluation:
 
 
 def plan_run(
-    model: MoEModel | str,
-    system: System | str,
-    trace: RoutingTrace | Replay | str,
+    model: MoEModel | str | Path,
+    system: System | str | Path,
+    trace: RoutingTrace | Replay | str | Path,
     policy: Policy | str,
     *,
     prompt: int | None = None,
@@ -354,9 +358,9 @@ def plan_run(
 
     A Replay may be given instead of a trace, so that several policies share one.
     """
-    network = MoEModel.from_config(model) if isinstance(model, str) else model
-    machine = load_system(system) if isinstance(system, str) else system
-    recorded = RoutingTrace.load(trace) if isinstance(trace, str) else trace
+    network = MoEModel.from_config(model) if isinstance(model, str | Path) else model
+    machine = load_system(system) if isinstance(system, str | Path) else system
+    recorded = RoutingTrace.load(trace) if isinstance(trace, str | Path) else trace
     rule = parse_policy(policy) if isinstance(policy, str) else policy
     for name, value, kind in (
         ("model", network, MoEModel),
@@ -366,6 +370,8 @@ def plan_run(
     ):
         if not isinstance(value, kind):
             raise PerfModelError(f"{name}: found {type(value).__name__}, allowed a name, a path, or the object itself")
+    if losses is not None and not isinstance(losses, LossTable):
+        raise PerfModelError(f"losses: found {type(losses).__name__}, allowed a LossTable")
     replay = recorded if isinstance(recorded, Replay) else make_replay(network, recorded, prompt, output, layers)
     if not replay.trace.has_decode:
         raise TraceError("the trace holds no decode step in some sequence, and decode is what is priced")
@@ -388,9 +394,9 @@ def make_replay(
 
 
 def evaluate(
-    model: MoEModel | str,
-    system: System | str,
-    trace: RoutingTrace | str,
+    model: MoEModel | str | Path,
+    system: System | str | Path,
+    trace: RoutingTrace | str | Path,
     policy: Policy | str,
     *,
     prompt: int | None = None,

@@ -251,7 +251,7 @@ BAD_GPUS: dict[str, tuple[str, tuple[str, ...]]] = {
     "unknown dtype": (edited("int8 = 1978.9", "int7 = 1978.9"), ("int7",)),
     "no source": (edited("compute_efficiency = {", "# {"), ("compute_efficiency",)),
     "source of nothing": (edited("[sources]\n", '[sources]\nx = { source = "assumed", citation = "abc" }\n'), ("x",)),
-    "unknown source": (edited('source = "measured"', 'source = "guessed"'), ("guessed",)),
+    "unknown source": (edited('derived", citation = "median', 'guessed", citation = "median'), ("guessed",)),
     "empty citation": (edited('"typical share of the dense peak that large matrix products reach"', '""'), ()),
     "unknown kind": (edited('kind = "gpu"', 'kind = "tpu"'), ("kind", "gpu")),
     "no kind": (edited('kind = "gpu"', ""), ("kind",)),
@@ -546,7 +546,7 @@ def test_policies(place: Place, policy: str) -> None:
 
 
 def test_policies_that_the_system_cannot_run(place: Place) -> None:
-    place.refuses(("near-data", "rtx4090-pcie4", "hobbit"), "--system", "rtx4090-pcie4")
+    place.refuses(("near-data", "rtx4090-pcie4", "hobbit"), "--system", "rtx4090-pcie4", "--policy", "monde")
 
 
 @pytest.mark.parametrize("name", ["figure.txt", "figure", "figure.jpg", ".png", "figure.png.", "figure.svg.gz", ""])

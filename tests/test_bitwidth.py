@@ -17,6 +17,7 @@ from numpy.testing import assert_array_equal
 from perfmodel import reference
 from perfmodel.bitwidth import BITS, LossTable, bit_budget, select_bitwidths
 from perfmodel.errors import PerfModelError, PolicyError, TraceError
+from perfmodel.run import evaluate
 
 BUNDLED = "tiny-mixtral-32l-losses"
 
@@ -227,6 +228,31 @@ def test_layers_are_cycled_or_cut_with_a_note() -> None:
     shorter = longer.for_model(4, 8)
     assert_array_equal(shorter.losses, table.losses[:4])
     assert len(shorter.notes) == 2
+
+
+def test_losses_that_rise_with_bits_are_kept_with_a_note() -> None:
+    falling = np.tile([8.0, 4.0, 2.0, 2.0], (2, 3, 1))
+    assert LossTable(falling, "mine").for_model(2, 3).notes == ()
+    losses = falling.copy()
+    losses[0, 1] = [1, 2, 4, 8]
+    losses[1, 2, 3] = 2.5
+    table = LossTable(losses, "mine")
+    same = table.for_model(2, 3)
+    assert_array_equal(same.losses, losses)
+    assert same.notes == (
+        "loss table mine: the loss of 2 of 6 experts rises with bits somewhere; check the order of the last axis",
+    )
+    assert same.for_model(2, 3).notes == same.notes
+    cycled = table.for_model(3, 3)
+    assert "cycled" in cycled.notes[0]
+    assert "the loss of 3 of 9 experts rises with bits" in cycled.notes[1]
+
+
+def test_the_note_on_rising_losses_reaches_the_report() -> None:
+    table = LossTable(np.tile([1.0, 2.0, 4.0, 8.0], (32, 8, 1)), "upside-down")
+    options = {"prompt": 8, "output": 2, "losses": table}
+    one = evaluate("mixtral-8x7b", "h100-cxl2-ndp", "tiny-mixtral-32l-mini", "context-aware", **options)
+    assert any("the loss of 256 of 256 experts rises with bits" in note for note in one.notes)
 
 
 def test_another_number_of_experts_needs_consent() -> None:

@@ -17,8 +17,9 @@ import pytest
 import perfmodel
 from perfmodel.cli import build_parser, main
 from perfmodel.errors import SpecError
-from perfmodel.hardware import list_specs, load_spec, load_system
+from perfmodel.hardware import NdpSpec, Source, System, list_specs, load_spec, load_system, write_overlay
 from perfmodel.model import MoEModel
+from perfmodel.point import dram_efficiency, ndp_bytes_per_s
 from perfmodel.policies import POLICIES
 from perfmodel.routing import RoutingTrace
 from perfmodel.run import PARTS, evaluate
@@ -63,7 +64,9 @@ def run(*arguments: object) -> Answer:
     return Answer(code, out.getvalue(), err.getvalue())
 
 
-def process(*arguments: str, cwd: Path, code: str | None = None) -> subprocess.CompletedProcess[str]:
+def process(
+    *arguments: str, cwd: Path, code: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """One command, or one piece of code, in a process of its own, with warnings as errors."""
     start = ["-m", "perfmodel"] if code is None else ["-c", code]
     folder = Path(perfmodel.__file__).resolve().parent.parent
@@ -74,7 +77,7 @@ def process(*arguments: str, cwd: Path, code: str | None = None) -> subprocess.C
         text=True,
         encoding="utf-8",
         timeout=300,
-        env={**os.environ, "PYTHONPATH": str(folder), "PYTHONIOENCODING": "utf-8"},
+        env={**os.environ, "PYTHONPATH": str(folder), "PYTHONIOENCODING": "utf-8", **environment},
         check=False,
     )
 
@@ -210,6 +213,58 @@ def test_specs_show_every_number_with_its_source(name: str) -> None:
         assert f"{cells[-1]} {constant.citation}" in lines
 
 
+@pytest.mark.parametrize("name", ["cxl-2.0-x16", "monde-ndp", "h100-sxm", "h100-cxl2-ndp", "rtx4090-pcie4"])
+def test_specs_show_every_choice_below_the_numbers(name: str) -> None:
+    text, data = run("specs", "show", name), run("specs", "show", name, "--json").document
+    choices = load_spec(name).choices()
+    assert data["choices"] == [dict(c._asdict()) for c in choices]
+    lines = text.out.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith("choice ")), len(lines))
+    assert (start < len(lines)) is bool(choices)
+    assert any(line.startswith("key ") for line in lines[:start])
+    for choice in choices:
+        cells = next(line.split() for line in lines[start:] if line.startswith(f"{choice.key} "))
+        assert cells[1] == choice.value
+        assert cells[2:3] == ([choice.source] if choice.source else [])
+        if choice.citation:
+            assert f"{cells[-1]} {choice.citation}" in lines
+
+
+@pytest.mark.parametrize("name", ["monde-ndp", "monde-ndp-interleaved", "h100-cxl2-ndp"])
+def test_specs_show_the_derived_dram_rate(name: str) -> None:
+    text, data = run("specs", "show", name), run("specs", "show", name, "--json").document
+    spec = load_spec(name)
+    ndp = spec.ndp if isinstance(spec, System) else spec
+    assert isinstance(ndp, NdpSpec)
+    derived = data["derived"]
+    assert derived["dram_efficiency"] == dram_efficiency(ndp)
+    system = load_system("h100-cxl2-ndp")._copy(ndp=ndp)
+    np.testing.assert_allclose(
+        derived["effective_dram_bandwidth_gb_per_s"] * 1e9, ndp_bytes_per_s(system), rtol=1e-12, atol=0
+    )
+    (line,) = [line for line in text.out.splitlines() if line.startswith("derived from ")]
+    assert f"lpddr5-6400 and mapping {ndp.mapping}" in line
+    shown = [float(value) for value in re.findall(r"(?:efficiency|rate) ([\d.]+)", line)]
+    expected = (derived["dram_efficiency"], derived["effective_dram_bandwidth_gb_per_s"])
+    np.testing.assert_allclose(shown, expected, rtol=1e-3, atol=0)
+
+
+def test_specs_show_no_derived_rate_where_none_is(tmp_path: Path) -> None:
+    for name in ("h100-sxm", "rtx4090-pcie4"):
+        assert run("specs", "show", name, "--json").document["derived"] is None
+        assert "derived from" not in run("specs", "show", name).out
+    path = tmp_path / "given.toml"
+    source = Source(source="calibrated", citation="a fit")
+    write_overlay(path, "h100-cxl2-ndp", {"ndp.dram_efficiency": 0.4}, {"ndp.dram_efficiency": source})
+    assert run("specs", "show", path, "--json").document["derived"] is None
+    # A combination without a known rate is shown all the same, and said to have none.
+    values = {"ndp.dram": "hbm3-6400", "ndp.mapping": "bank-group-limited"}
+    path = tmp_path / "unknown.toml"
+    write_overlay(path, "h100-cxl2-ndp", values, dict.fromkeys(values, source))
+    assert "pseudo-channel" in run("specs", "show", path, "--json").document["derived"]["problem"]
+    assert "no DRAM rate follows from hbm3-6400 and mapping bank-group-limited" in run("specs", "show", path).out
+
+
 def test_specs_validate_every_bundled_file() -> None:
     paths = [entry.path for entry in list_specs()]
     answer = run("specs", "validate", *paths)
@@ -298,6 +353,29 @@ def test_compare_by_default_sets_the_published_systems_side_by_side() -> None:
     assert names == ["monde", "hobbit", "context-aware", "context-aware"]
     rates = [one["decode_tok_per_s"] for one in document["evaluations"]]
     assert rates[1] < rates[0] < rates[2] < rates[3]
+
+
+def test_compare_by_default_leaves_out_what_the_system_cannot_run() -> None:
+    answer = run("compare", "--model", "mixtral-8x7b", "--system", "rtx4090-pcie4", *SMALL, "--json")
+    assert [one["policy"].partition(":")[0] for one in answer.document["evaluations"]] == ["hobbit"]
+    assert "rtx4090-pcie4 has no near-data device; policies by default: hobbit" in answer.err
+    asked = run("compare", "--model", "mixtral-8x7b", "--system", "rtx4090-pcie4", "--policy", "monde", *SMALL)
+    refused(asked, "monde", "near-data")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compare", "--mod", "mixtral-8x7b"),
+        ("compare", "--model", "mixtral-8x7b", "--pol", "hobbit"),
+        ("policies", "--js"),
+        ("specs", "list", "--js"),
+        ("--vers",),
+    ],
+    ids=" ".join,
+)
+def test_options_are_written_in_full(arguments: tuple[str, ...]) -> None:
+    refused(run(*arguments), "--help")
 
 
 def test_compare_prints_units_notes_and_hit_rates() -> None:
@@ -452,6 +530,37 @@ def test_a_real_process_compares(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == run("compare", "--model", "mixtral-8x7b", *SMALL, "--json").out
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "bogus"])
+def test_figures_need_no_backend_of_the_shell(tmp_path: Path, backend: str) -> None:
+    arguments = ("compare", "--model", "mixtral-8x7b", "--policy", "hobbit", *SMALL, "--json", "--plot", "figure.png")
+    done = process(*arguments, cwd=tmp_path, MPLBACKEND=backend)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads(done.stdout)["evaluations"]
+
+
+def test_a_matplotlib_that_is_loaded_already_keeps_its_backend(tmp_path: Path) -> None:
+    done = process(
+        cwd=tmp_path,
+        code=(
+            "import os\n"
+            "import matplotlib\n"
+            "from perfmodel.cli import main\n"
+            f"assert main(['compare', '--model', 'mixtral-8x7b', '--policy', 'hobbit', *{SMALL!r},"
+            " '--json', '--plot', 'figure.png']) == 0\n"
+            "assert os.environ['MPLBACKEND'] == 'svg', os.environ['MPLBACKEND']\n"
+        ),
+        MPLBACKEND="svg",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_outputs_are_ignored_and_sources_are_not() -> None:
+    lines = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert {"/comparison.*", "/reproduction/"} <= set(lines)
+    assert "comparison.*" not in lines  # would hide perfmodel/plots/comparison.py from every build
 
 
 @pytest.mark.parametrize(

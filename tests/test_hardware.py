@@ -16,6 +16,7 @@ from perfmodel.errors import PerfModelError, SpecError
 from perfmodel.hardware import (
     KINDS,
     SOURCE_KINDS,
+    Choice,
     Constant,
     CpuSpec,
     DramSpec,
@@ -169,16 +170,21 @@ def test_links_follow_from_line_rate_and_code():
     flit = float(Fraction(64, 68) * Fraction(32 * 16, 8) * Fraction(128, 130))
     cxl = load_spec("cxl-2.0-x16")
     np.testing.assert_allclose(cxl.bandwidth_gb_per_s, flit, rtol=1e-3, atol=0)
-    assert (cxl.efficiency, cxl.source_of("efficiency").source, cxl.latency_us) == (1.0, "derived", 0.25)
+    assert (cxl.efficiency, cxl.source_of("efficiency").source, cxl.latency_us) == (1.0, "assumed", 0.25)
+    assert "no x16 device has a published measurement" in cxl.source_of("efficiency").citation
+    for lanes in (8, 16):
+        latency = load_spec(f"cxl-2.0-x{lanes}").source_of("latency_us")
+        assert latency.source == "assumed"
+        assert "inside the 140 to 410 ns measured" in latency.citation
     np.testing.assert_allclose(load_spec("pcie-4.0-x16").effective_bandwidth_bytes_per_s, 25.5e9, rtol=1e-4, atol=0)
 
 
-def test_gpu_memory_efficiencies_are_measured_and_the_rest_is_their_median():
+def test_gpu_memory_efficiencies_are_measured_and_the_rest_is_derived_from_their_median():
     own = {"rtx-3090": 0.27, "rtx-4090": 0.41, "rtx-5090": 0.32}
     for name in NAMES["gpu"]:
         gpu = load_spec(name)
         assert gpu.memory_efficiency == own.get(name, sorted(own.values())[1])
-        assert gpu.source_of("memory_efficiency").source == "measured"
+        assert gpu.source_of("memory_efficiency").source == ("measured" if name in own else "derived")
         assert ("not measured on this GPU" in gpu.source_of("memory_efficiency").citation) == (name not in own)
         assert gpu.launch_overhead_s == 0
         assert gpu.layer_overhead_s is None
@@ -195,6 +201,23 @@ def test_near_data_device_is_the_published_one():
     assert ndp.dram_spec == load_spec("lpddr5-6400")
     other = load_spec("monde-ndp-interleaved")
     assert (ndp.mapping, other.mapping) == ("row-by-row", "bank-group-interleaved")
+    for one in (ndp, other):
+        mapping = one.source_of("mapping")
+        assert mapping.source == "assumed"
+        assert "chosen" in mapping.citation
+        assert "reproduces" in mapping.citation
+        assert "derived from DRAM timings alone" in mapping.citation
+
+
+def test_the_host_of_monde_is_the_pcie_card():
+    system = load_system("a100-cxl-ndp")
+    assert system.get("gpu.memory_bandwidth_gb_per_s") == 1935
+    assert system.source_of("gpu.memory_bandwidth_gb_per_s").source == "published"
+    assert "A100 PCIe 80 GB" in system.source_of("gpu.memory_bandwidth_gb_per_s").citation
+    assert "A100 PCIe 80 GB" in system.description
+    assert "1935" in system.description
+    assert system.at_peak().get("gpu.memory_bandwidth_gb_per_s") == 1935
+    assert load_spec("a100-80gb").memory_bandwidth_gb_per_s == 2039
 
 
 # --- units and single devices ----------------------------------------------------------------------
@@ -347,13 +370,39 @@ def test_constants_carry_unit_and_source(system):
     assert all(constant.citation for constant in constants.values())
 
 
+def test_choices_are_the_words_and_part_names(system):
+    choices = {choice.key: choice for choice in system.choices()}
+    assert len(choices) == len(system.choices())
+    assert all(isinstance(choice, Choice) for choice in choices.values())
+    assert {key: choice.value for key, choice in choices.items()} == {
+        "gpu": "h100-sxm", "link": "cxl-2.0-x16", "ndp": "monde-ndp",
+        "link.duplex": "full",
+        "ndp.mapping": "row-by-row", "ndp.dataflow": "os", "ndp.precision_scaling": "linear", "ndp.dram": "lpddr5-6400",
+    }  # fmt: skip
+    assert choices["gpu"][2:] == choices["link.duplex"][2:] == ("", "")
+    assert choices["ndp.mapping"].source == "assumed"
+    assert choices["ndp.dataflow"][2:] == ("published", system.ndp.sources["dataflow"].citation)
+    # Every key is a number, a word or a part, and none is two of them.
+    assert not set(choices) & set(system.numeric_keys())
+    for spec in (load_spec("monde-ndp"), load_spec("cxl-2.0-x16"), load_spec("h100-sxm"), load_spec("lpddr5-6400")):
+        words = {key for key, value in spec.items() if isinstance(value, str)}
+        assert {choice.key for choice in spec.choices()} == words | ({"dram"} if spec.kind == "ndp" else set())
+    changed = system.with_values({"ndp.dataflow": "ws"}, **fit())
+    assert [c for c in changed.choices() if c.key == "ndp.dataflow"] == [
+        Choice("ndp.dataflow", "ws", "calibrated", "fit to a table")
+    ]
+    given_one = {choice.key for choice in system.with_values({"ndp.dram_efficiency": 0.4}).choices()}
+    assert set(choices) - given_one == {"ndp.dram", "ndp.mapping"}
+
+
 def test_weakest_source(system):
     assert SOURCE_KINDS == ("datasheet", "published", "measured", "derived", "calibrated", "assumed")
     assert system.weakest_source() == "assumed"
     assert system.weakest_source(["gpu.memory_bandwidth_gb_per_s"]) == "published"
-    assert system.weakest_source(["gpu.memory_efficiency", "link.efficiency"]) == "derived"
+    assert system.weakest_source(["gpu.memory_efficiency", "gpu.memory_bandwidth_gb_per_s"]) == "derived"
+    assert system.weakest_source(["gpu.memory_efficiency", "link.efficiency"]) == "assumed"
     fitted = system.with_values({"gpu.memory_efficiency": 0.5}, **fit())
-    assert fitted.weakest_source(["gpu.memory_efficiency", "link.efficiency"]) == "calibrated"
+    assert fitted.weakest_source(["gpu.memory_efficiency", "gpu.memory_bandwidth_gb_per_s"]) == "calibrated"
     refuse(lambda: system.weakest_source(["gpu.memory_eficiency"]), "memory_efficiency")
 
 

@@ -12,6 +12,7 @@ from strategies import NDP_SYSTEM, mixtral, models, plain_model, recording, smal
 
 from perfmodel import placement
 from perfmodel.errors import PlacementError, PolicyError
+from perfmodel.hardware import load_spec, load_system
 from perfmodel.routing import RoutingTrace
 from perfmodel.run import plan_run
 
@@ -123,16 +124,39 @@ def test_a_left_out_sequence_leaves_no_trace_in_its_profile(data, alpha, norm) -
     assert counted.shape == before[own].shape
 
 
-def test_the_profile_of_the_others_is_their_sum() -> None:
-    trace = recording()
-    found = placement.importance(trace, alpha=0.0, phase="decode", leave_one_out=True).values
-    others = trace.sequences([0, 1, 3, 4, 5])
-    weights = np.zeros((trace.num_layers, trace.num_experts))
-    for s in range(5):
-        rows = others.decode_slice(s)
-        for layer in range(trace.num_layers):
-            np.add.at(weights[layer], others.topk_ids[rows, layer], others.topk_weights[rows, layer])
-    assert_allclose(found[2], weights / weights.sum(axis=-1, keepdims=True), rtol=1e-12, atol=0)
+@given(st.data(), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from(["sum", "min-max"]))
+def test_the_profile_of_the_others_is_the_mean_of_their_importance(data, alpha, norm) -> None:
+    trace = data.draw(traces(data.draw(models()), min_sequences=2))
+    found = placement.importance(trace, alpha=alpha, norm=norm, phase="decode", leave_one_out=True).values
+    for s in range(trace.num_sequences):
+        others = [
+            plain_importance(trace, other, 0, trace.decode_slice(other), alpha, norm)
+            for other in range(trace.num_sequences)
+            if other != s
+        ]
+        assert_allclose(found[s, 0], np.mean(others, axis=0), rtol=1e-12, atol=1e-15)
+
+
+def test_a_long_sequence_has_no_more_say_in_a_profile_than_a_short_one() -> None:
+    # Decode picks: 0 nine times; 1 once; 2 once. Counted together, expert 0 would have nine tenths of the profile.
+    trace = RoutingTrace(
+        topk_ids=np.array([[[0]]] * 9 + [[[1]], [[2]]]),
+        topk_weights=None,
+        sequence_offsets=np.array([0, 9, 10, 11]),
+        prompt_len=np.array([0, 0, 0]),
+        layer_index=np.array([0]),
+        num_experts=3,
+        metadata={"model": "hand", "source": "synthetic"},
+    )
+    found = placement.importance(trace, alpha=1.0, phase="decode", leave_one_out=True).values[:, 0]
+    assert_allclose(found, [[0, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.5, 0]], rtol=1e-15, atol=0)
+
+
+def test_static_places_by_the_profile_that_its_control_uses() -> None:
+    evaluation = plan_run(mixtral(), NDP_SYSTEM, recording(), "static:alpha=1,gpu_experts=3", output=40).price()
+    assert evaluation.hit_rate is not None
+    assert evaluation.hit_rate.static is not None
+    assert_allclose(evaluation.hit_rate.own, evaluation.hit_rate.static, rtol=1e-12, atol=0)
 
 
 def test_one_sequence_has_no_others() -> None:
@@ -192,6 +216,29 @@ def test_a_context_that_does_not_fit_is_refused() -> None:
     model = mixtral("mixtral-8x22b")
     with pytest.raises(PlacementError, match=r"not even zero|at most 1 experts"):
         plan_run(model, NDP_SYSTEM, recording(), "monde:resident=2", prompt=16000, output=1, layers="cycle")
+
+
+def test_experts_that_do_not_fit_the_host_are_refused() -> None:
+    desktop, cpu = load_system("rtx4090-pcie4"), load_spec("xeon-gold-6454s")
+    model = mixtral("mixtral-8x22b")
+    options = {"prompt": 16, "output": 2, "layers": "cycle"}
+    stated = desktop.with_values({"cpu.memory_capacity_gb": 300})
+    with pytest.raises(
+        PlacementError, match=r"memory of ryzen-9950x.*270\.\d+ \+ replicas 67\.\d+ = 338\.\d+ GB, .* 300"
+    ):
+        plan_run(model, stated, recording(), "hobbit", **options)
+    roomy = desktop.with_values({"cpu.memory_capacity_gb": 340})
+    for system in (roomy, desktop._copy(cpu=cpu)):
+        assert not [n for n in plan_run(model, system, recording(), "hobbit", **options).plan.notes if "host" in n]
+    # What is not stated is not checked, and the notes say so.
+    notes = plan_run(model, desktop, recording(), "hobbit", **options).price().notes
+    text = "host memory is not stated by cpu ryzen-9950x, so it is not checked against the 338.2 GB of experts"
+    assert [note for note in notes if "host" in note] == [text]
+    bare = plan_run(model, desktop._copy(cpu=None), recording(), "hobbit", **options).plan.notes
+    assert any("host memory is not stated by system rtx4090-pcie4, which has no cpu" in note for note in bare)
+    # With a near-data device the experts are there, whatever the host has.
+    near = NDP_SYSTEM._copy(cpu=stated.cpu)
+    assert not [n for n in plan_run(model, near, recording(), "hobbit", **options).plan.notes if "host" in n]
 
 
 def test_replicas_that_do_not_fit_the_device_are_refused() -> None:

@@ -314,6 +314,27 @@ def test_rows_are_what_anybody_gets_from_the_overlay(made: Made) -> None:
         np.testing.assert_allclose(made.rows[name]["calibrated"], value, rtol=1e-9, atol=0, err_msg=name)
 
 
+def test_a_range_is_what_anybody_gets_at_every_output_length(made: Made) -> None:
+    outputs = (256, 512, 1024, 2048)
+    gains = []
+    for output in outputs:
+        ours, theirs = (
+            evaluate(
+                "mixtral-8x22b", "h100-cxl2-ndp", reproduction.BUNDLED_TRACE, policy,
+                prompt=128, output=output, layers="cycle",
+            ).end_to_end_s
+            for policy in ("context-aware:mean_bits=3", "monde")
+        )  # fmt: skip
+        assert ours is not None
+        assert theirs is not None
+        gains.append(theirs / ours)
+    row = made.rows["8x22b-end-to-end-3bit"]["evidence"]
+    np.testing.assert_allclose(row, (min(gains), max(gains)), rtol=1e-9, atol=0)
+    # A length between the ends moves neither of them, so the lengths themselves are compared too.
+    assert sorted(reproduction.RANGE_OUTPUTS) == sorted(outputs)
+    assert len(set(gains)) == len(outputs)
+
+
 def test_csv_holds_the_same_rows(made: Made) -> None:
     with (made.folder / "reproduce.csv").open(newline="", encoding="utf-8") as file:
         table = {line["id"]: line for line in csv.DictReader(file)}
@@ -464,8 +485,9 @@ def test_text_shows_what_the_document_holds(made: Made, printed: tuple[subproces
         shown = [float(cell) for cell in cells[-2:]]
         np.testing.assert_allclose(shown, (entry["evidence"], entry["value"]), rtol=1e-3, atol=0)
     summary = next(line for line in lines if "leave-one-out" in line)
-    for key in ("geomean_error", "evidence_geomean_error", "leave_one_out_geomean_error", "max_error"):
+    for key in ("geomean_error", "evidence_geomean_error", "leave_one_out_geomean_error"):
         assert f"{100 * made.document[key]:.1f} %" in summary, key
+    assert f"a factor of {math.exp(made.document['max_error']):.2f}" in summary
     for model, rates in made.document["hit_rate_controls"].items():
         shown = next([float(cell) for cell in line.split()[1:]] for line in lines if re.match(rf"{model} +0\.\d", line))
         order = ("own", "uniform", "other_sequence", "static", "oracle")

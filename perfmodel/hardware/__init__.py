@@ -4,7 +4,7 @@ Spec files use the units in the names of their keys; the objects here also offer
 that computes uses only those.
 """
 
-from perfmodel.hardware.base import SOURCE_KINDS, Constant, Source, SourceKind, Spec
+from perfmodel.hardware.base import SOURCE_KINDS, Choice, Constant, Source, SourceKind, Spec
 from perfmodel.hardware.devices import CpuSpec, DramSpec, GpuSpec, LinkSpec, NdpSpec
 from perfmodel.hardware.files import KINDS, SpecEntry, list_specs
 from perfmodel.hardware.system import (
@@ -19,6 +19,7 @@ from perfmodel.hardware.system import (
 __all__ = [
     "KINDS",
     "SOURCE_KINDS",
+    "Choice",
     "Constant",
     "CpuSpec",
     "DramSpec",

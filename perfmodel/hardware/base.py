@@ -220,6 +220,18 @@ class Constant(NamedTuple):
     citation: str
 
 
+class Choice(NamedTuple):
+    """One word a result rests on: a mode, or the name of a part.
+
+    ``source`` and ``citation`` are empty where the file gives none, as words need no source.
+    """
+
+    key: str
+    value: str
+    source: SourceKind | Literal[""]
+    citation: str
+
+
 class Spec(Strict):
     """Base of all device specs: a name, a description, numbers, and one source for every number.
 
@@ -293,6 +305,18 @@ class Spec(Strict):
             if not isinstance(value, str)
             for source in (self.source_of(key),)
         )
+
+    def choices(self) -> tuple[Choice, ...]:
+        """Every word (such as ``dataflow``) and the name of every part, with its source where one is given."""
+        found: list[Choice] = []
+        words = [(key, value) for key, value in self._own_items() if isinstance(value, str)]
+        inner = [(part, spec) for part in self.parts if (spec := getattr(self, part)) is not None]
+        for key, value in (*words, *((part, spec.name) for part, spec in inner)):
+            source = self._own_source(key)
+            found.append(Choice(key, value, source.source if source else "", source.citation if source else ""))
+        for part, spec in inner:
+            found += (choice._replace(key=f"{part}.{choice.key}") for choice in spec.choices())
+        return tuple(found)
 
     def settable_keys(self) -> tuple[str, ...]:
         """Dotted keys that `with_values` accepts: all values, and optional keys that are not given."""

@@ -14,6 +14,7 @@ from pydantic import Field, SkipValidation, field_validator
 from perfmodel.errors import SpecError
 from perfmodel.hardware.base import (
     SOURCE_KINDS,
+    Choice,
     Constant,
     Frozen,
     Name,
@@ -125,6 +126,14 @@ class System(Strict):
             for part, spec in self._parts()
             for constant in spec.constants()
         )
+
+    def choices(self) -> tuple[Choice, ...]:
+        """The names of the parts, and every word in them (such as ``ndp.dataflow``), with sources where given."""
+        names = [Choice(part, spec.name, "", "") for part, spec in self._parts()]
+        inner = [
+            choice._replace(key=f"{part}.{choice.key}") for part, spec in self._parts() for choice in spec.choices()
+        ]
+        return (*names, *inner)
 
     def weakest_source(self, keys: Iterable[str] | None = None) -> SourceKind:
         """Weakest kind of source (see `SOURCE_KINDS`) among ``keys``, by default among all numbers."""

@@ -5,6 +5,7 @@ import math
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from perfmodel.evidence.bench import MODELS
 from perfmodel.evidence.explore import Outcome
@@ -154,7 +155,11 @@ def _draw_errors(axes: Axes, places: list[int], outcomes: list[Outcome]) -> None
         (after, "s", 4.5, BLUE, "refitted"),
     ):
         axes.plot(errors, places, marker, color=BLACK, markerfacecolor=colour, markersize=size, zorder=3, label=label)
-    leave_room(axes, max(before + after), 0.06)
+    axes.set_xscale("log")
+    axes.set_xlim(0.8 * min(before + after), 1.2 * max(before + after))
+    axes.set_xticks([tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500) if tick < 1.2 * max(before + after)])
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _error_by_reading(result: Reproduction) -> Figure:
@@ -185,12 +190,12 @@ def _error_by_reading(result: Reproduction) -> Figure:
         axes.set_ylim(len(rows) - 0.4, -0.8)
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x")
-        axes.set_xlabel(f"geometric-mean error over the {len(result.fit_errors)} fitted figures (%)")
+        axes.set_xlabel(f"geometric-mean error over the {len(result.fit_errors)} fitted figures (%, log)")
         legend(figure, axes)
         left_out = result.fit.leave_one_out_geomean_error
         caption(
             figure,
-            "Refitted: the same constants fitted anew under each reading or trace.",
+            "Refitted: the same constants fitted anew under each reading, trace or machine.",
             "" if left_out is None else f"Leave-one-out error as reported: {100 * left_out:.1f} %.",
             provenance(result, "published", "evidence", "calibrated"),
         )

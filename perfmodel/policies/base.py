@@ -1,6 +1,6 @@
 """A policy turns a recorded trace into a plan: who runs which expert, at how many bits, over which link.
 
-A plan never times anything, and a cost kernel never decides anything.
+Deciding stays apart from timing: nothing here knows how long anything takes.
 """
 
 import dataclasses
@@ -370,7 +370,7 @@ def make_plan(
 
     Raises
     ------
-    PlacementError : weights that do not fit the GPU or the device behind the link.
+    PlacementError : weights that do not fit the GPU, or the device or host memory behind the link.
     """
     trace = inputs.replay.trace
     plan = Plan(
@@ -384,12 +384,11 @@ def make_plan(
         prefill_tokens=prefill[1],
         **{"migrated_experts": np.zeros(trace.num_sequences), **decisions},
     )
-    _check_memory(inputs, plan)
-    return plan
+    return dataclasses.replace(plan, notes=(*plan.notes, *_check_memory(inputs, plan)))
 
 
-def _check_memory(inputs: PlanInputs, plan: Plan) -> None:
-    """Refuse a plan whose weights do not fit the GPU or the device behind the link."""
+def _check_memory(inputs: PlanInputs, plan: Plan) -> tuple[str, ...]:
+    """Refuse a plan whose weights do not fit the GPU or what is behind the link; notes say what was not checked."""
     model, system = inputs.model, inputs.system
     capacity = system.gpu.memory_capacity_bytes
     use = placement.gpu_footprint(model, plan.gpu_experts, inputs.max_context, buffer_bytes=plan.gpu_buffer_bytes)
@@ -397,10 +396,17 @@ def _check_memory(inputs: PlanInputs, plan: Plan) -> None:
     advice = f"at most {most} experts a layer fit" if most >= 0 else "not even zero experts a layer fit"
     what = f"{model.name} with {plan.gpu_experts:g} experts a layer at {inputs.max_context} tokens on {system.gpu.name}"
     placement.check_fits(what, use, capacity, advice)
+    behind = placement.memory_footprint(model, plan.replica_bits)
     if system.ndp is not None:
-        placement.check_fits(
-            f"{model.name} on {system.ndp.name}",
-            placement.memory_footprint(model, plan.replica_bits),
-            system.ndp.capacity_bytes,
-            "use a device with more capacity or fewer replicas",
-        )
+        advice = "use a device with more capacity or fewer replicas"
+        placement.check_fits(f"{model.name} on {system.ndp.name}", behind, system.ndp.capacity_bytes, advice)
+        return ()
+    host = None if system.cpu is None else system.cpu.memory_capacity_bytes
+    if system.cpu is not None and host is not None:
+        advice = "use a host with more memory or a model with smaller experts"
+        placement.check_fits(f"{model.name} in the memory of {system.cpu.name}", behind, host, advice)
+        return ()
+    where = f"by cpu {system.cpu.name}" if system.cpu is not None else f"by system {system.name}, which has no cpu"
+    return (
+        f"host memory is not stated {where}, so it is not checked against the {behind.total / 1e9:.4g} GB of experts",
+    )

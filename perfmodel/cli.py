@@ -6,6 +6,7 @@ Heavy imports happen inside the commands, so that help and mistakes answer at on
 import argparse
 import io
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -51,6 +52,8 @@ def _plots() -> Any:
     """The module that draws. Figures go to files, so the backend of the caller's shell is of no use, or not there."""
     if "matplotlib" not in sys.modules:
         os.environ["MPLBACKEND"] = "agg"
+        # Remarks about its own cache folder are not about the figures.
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from perfmodel import plots
 
     return plots

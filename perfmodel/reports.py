@@ -19,6 +19,16 @@ if TYPE_CHECKING:  # what a report shows was computed elsewhere, so listing spec
     from perfmodel.run import Evaluation
 
 
+#: What a placement's hit rate and each of its controls is placed by.
+HIT_RATE_LABELS = {
+    "own": "this placement",
+    "uniform": "uniform, K of E",
+    "other_sequence": "by another's prompt",
+    "static": "by counts of others' decode",
+    "oracle": "by its own decode",
+}
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
     """Aligned columns; the first ``left`` ones to the left, the others to the right."""
     lines = [list(header), *[list(row) for row in rows]]
@@ -136,11 +146,11 @@ def reproduction(result: Reproduction) -> str:
     if result.own_best:
         parts += [
             "",
-            "Each baseline at its own best reading on the calibrated machine: how much of a gain is its weakness",
+            "Each baseline at its own best reading, calibrated machine, K experts a layer on the GPU on both sides",
             table(
-                ("model", "best reading", "tok/s", "as published", "3-bit gain", "2-bit gain"),
+                ("model", "best reading", "K", "tok/s", "as published", "3-bit gain", "2-bit gain"),
                 (
-                    [b.model, b.reading, number(b.tok_per_s), number(b.default_tok_per_s)]
+                    [b.model, b.reading, str(b.gpu_experts), number(b.tok_per_s), number(b.default_tok_per_s)]
                     + [f"{b.gains[bits]:.2f} x" for bits in ("3-bit", "2-bit")]
                     for b in result.own_best
                 ),
@@ -256,9 +266,9 @@ def comparison(evaluations: Sequence[Evaluation], differences: Sequence[float] |
         rows.append(["prefill-decode cosine, mean of layers", "", *means])
     rates = [e.hit_rate for e in evaluations]
     if any(rates):
-        for key in ("own", "uniform", "other_sequence", "static", "oracle"):
+        for key, label in HIT_RATE_LABELS.items():
             cells = [number(getattr(rate, key), 3) if rate else "-" for rate in rates]
-            rows.append([f"placement hit rate: {key.replace('_', ' ')}", "", *cells])
+            rows.append([f"hit rate: {label}", "", *cells])
     if differences is not None:
         rows.append(["largest difference from the per-pick loop", "1", *(f"{d:.0e}" for d in differences)])
     notes = list(dict.fromkeys(note for e in evaluations for note in e.notes))

@@ -1,8 +1,8 @@
-"""Plan x hardware -> times: what one policy costs on one system, for the routing that really happened.
+"""Price plans on machines: what one policy costs on one system, for the routing that really happened.
 
-A token is the sum of its layers and the LM head. A layer is attention and router, which depend on the context,
-then the expert part, which depends on the state alone; so both sums over a trace stay exact. The first output
-token comes out of the prefill, and ``N`` output tokens are ``N`` decode steps.
+Time adds up: layers and the LM head to a token, tokens to a sequence. Within a layer, attention and router are timed
+by the context length alone and the experts by the layer's state alone, which is why grouping equal contexts and equal
+states loses nothing. The first output token comes out of the prefill; ``N`` output tokens are ``N`` decode steps.
 """
 
 import functools
@@ -50,7 +50,7 @@ class TokenParts(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One policy planned on one trace, ready to be priced on any number of hardware points.
+    """One policy planned on one trace; pricing it on a further machine does not plan again.
 
     Build it with `plan_run`. Where ``plan`` depends on hardware, pricing another system keeps the plan as it is.
     """

@@ -72,7 +72,13 @@ def _with_layer_before(
     """States as pairs of a row and the row of the layer before; the first layer has none before it."""
     pair = row.astype(np.int64) * (num_rows + 1)
     pair[:, 1:] += row[:, :-1] + 1
-    pairs, state_id = np.unique(pair, return_inverse=True)
+    num_pairs = num_rows * (num_rows + 1)
+    if num_pairs > _LARGEST_TABLE:
+        pairs, state_id = np.unique(pair, return_inverse=True)
+    else:
+        present = np.zeros(num_pairs, dtype=np.bool_)
+        present[pair.ravel()] = True
+        pairs, state_id = np.flatnonzero(present), (np.cumsum(present) - 1)[pair]
     return pairs // (num_rows + 1), pairs % (num_rows + 1) - 1, state_id.reshape(row.shape).astype(np.int32)
 
 

@@ -71,6 +71,27 @@ def test_own_best(result: Reproduction, defaults: str) -> None:
         )
         label = {"mixtral-8x7b": "8x7B", "mixtral-8x22b": "8x22B"}[best.model]
         name = {"monde": "MoNDE", "hobbit": "HOBBIT"}[best.baseline]
-        line = next(part for part in defaults.split("| 8x") if f"8x{part}".startswith(f"{label} over {name} |"))
-        assert f"{before} x" in line
+        published = best.gpu_experts == {"8x7B": 4, "8x22B": 2}[label]
+        head = f"{label} over {name} |" if published else f"{label} over {name}, {best.gpu_experts} a layer |"
+        line = next(part for part in defaults.split("| 8x") if f"8x{part}".startswith(head))
         assert f"{left} x" in line
+        assert (f"{before} x" in line) is published
+
+
+def test_which_ranges_reach_lower(result: Reproduction, defaults: str) -> None:
+    """The sentence on the lower ends of the computed end-to-end ranges names exactly these rows."""
+    assert (
+        "The computed 2-bit ranges, and the calibrated 8x22B one at 3 bits, reach lower than the published" in defaults
+    )
+    lower = {
+        (row.figure.id, column)
+        for row in result.rows
+        for column in ("evidence", "calibrated")
+        if row.figure.kind == "range" and row.columns[column].low < row.figure.value[0]
+    }
+    both = {(f"{m}-end-to-end-2bit", c) for m in ("8x7b", "8x22b") for c in ("evidence", "calibrated")}
+    assert lower == both | {("8x22b-end-to-end-3bit", "calibrated")}
+    for row in result.rows:
+        if row.figure.kind == "range":
+            assert row.errors["evidence"] == row.errors["calibrated"] == 0.0
+            assert row.errors["datasheet"] > 0.0

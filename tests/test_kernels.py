@@ -184,7 +184,7 @@ def test_large_products_do_not_wrap_around() -> None:
 
 
 def test_published_expert_on_64_small_arrays() -> None:
-    # One token of an 8x22B expert, output stationary, FP16 rate: about as long as DRAM at 512 GB/s.
+    # One token of an 8x22B expert, output stationary, FP16 rate; its 604 MB take 1.18 ms at 512 GB/s as well.
     sizes = [(6144, 16384), (6144, 16384), (16384, 6144)]
     cycles = sum(float(systolic.gemm_cycles_dealt(1, k, n, 4, 4, 64, systolic.OS)) for k, n in sizes)
     assert_allclose(cycles / 1e9, 1.181e-3, rtol=1e-3, atol=0)

@@ -133,7 +133,7 @@ def test_speedups_show_every_column_of_every_published_gain(result, figures):
         series = bars(axes)
         assert len(series) == len(COLUMNS)
         assert tuple(COLUMN_LOOKS) == COLUMNS
-        for column, label in zip(COLUMNS, ("datasheet peaks", "independent evidence", "calibrated"), strict=True):
+        for column, label in zip(COLUMNS, ("datasheet peaks", "evidence, nothing fitted", "calibrated"), strict=True):
             start, end = series[label]
             np.testing.assert_allclose(sorted(end), sorted(r.columns[column].high for r in rows), rtol=1e-12, atol=0)
             lows = sorted(r.columns[column].low for r in rows if r.figure.kind == "range")
@@ -145,7 +145,7 @@ def test_speedups_show_every_column_of_every_published_gain(result, figures):
         assert sorted(points[0].get_ydata()) == sorted(r.figure.value[0] for r in rows if r.figure.kind == "gain")
         ticks = [t.get_text() for t in axes.get_xticklabels()]
         assert sum(t.endswith("*") for t in ticks) == sum(r.figure.fit for r in rows)
-    assert {"published", "published range", "datasheet peaks", "independent evidence", "calibrated"} == set(
+    assert {"published", "published range", "datasheet peaks", "evidence, nothing fitted", "calibrated"} == set(
         legend(figure)
     )
 
@@ -153,7 +153,7 @@ def test_speedups_show_every_column_of_every_published_gain(result, figures):
 def test_throughput_puts_published_rates_beside_the_computed_ones(result, figures):
     figure = figures["throughput"]
     for axes, model in zip(figure.axes, MODELS, strict=True):
-        for column, label in (("evidence", "independent evidence"), ("calibrated", "calibrated")):
+        for column, label in (("evidence", "evidence, nothing fitted"), ("calibrated", "calibrated")):
             rates = [e.decode_tok_per_s for (m, _), e in result.evaluations[column].items() if m == model]
             np.testing.assert_allclose(bars(axes)[label][1], rates, rtol=1e-12, atol=0)
     first, second = figure.axes

@@ -1,8 +1,9 @@
-"""The published figures recomputed in three columns: datasheet peaks, independent evidence, and calibrated.
+"""The published figures recomputed in three columns: datasheet peaks, evidence with nothing fitted, and calibrated.
 
 - *datasheet*: the paper's own machine (PCIe 4 x16) with every rate at its peak and every overhead at zero.
-- *evidence*: every constant measured or derived elsewhere, no constant fitted to the paper. Three choices were made
-  with the paper in view: the link (CXL 2.0 x16), the row-by-row layout of the DRAM, and the reading of MoNDE.
+- *evidence*: every constant measured, derived or assumed elsewhere, none fitted to the paper. Four choices were made
+  with the paper in view: the link (CXL 2.0 x16), the row-by-row layout of the DRAM, arrays that speed up as 16 / bits,
+  and the reading of MoNDE.
 - *calibrated*: the evidence with few constants fitted to the rows marked ``fit``.
 
 All columns share the policies and their readings.

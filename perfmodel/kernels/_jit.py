@@ -57,8 +57,9 @@ def _base_folders() -> Iterator[Path]:
     if chosen:
         yield Path(chosen)
         return
-    if os.environ.get("XDG_CACHE_HOME"):
-        yield Path(os.environ["XDG_CACHE_HOME"])
+    home = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if home.is_absolute():  # the specification says to ignore a relative one
+        yield home
     else:
         with suppress(RuntimeError):  # an account without a home folder
             yield Path.home() / ".cache"

@@ -13,10 +13,10 @@ from perfmodel.kernels._jit import loop, read_only
 def select_prefix(losses, budget):
     """Best prefix split of each row.
 
-    Experts 0, 1, 2, ... of a row are in order of decreasing importance. The first ``n4`` get 4 bits, the next
-    ``n3`` get 3, then ``n2`` get 2 and the rest 1, with ``3 n4 + 2 n3 + n2 = budget``. Of all such splits the
-    one with the smallest summed loss is returned. It is found from prefix sums of the gains over 1 bit, in
-    O(1) a split and O(E^2) a row [1].
+    Experts 0, 1, 2, ... of a row are in order of decreasing importance. A split gives 4 bits to the first ``n4`` of
+    them, 3 to ``n3`` more, 2 to a further ``n2`` and 1 to what is left, with ``3 n4 + 2 n3 + n2 = budget``. Of all
+    such splits the one with the smallest summed loss is returned. It is found from prefix sums of the gains over 1
+    bit, in O(1) a split and O(E^2) a row [1].
 
     Ties go to the split with the smallest ``n4``, then the smallest ``n3``. Sums are plain float64 additions
     in order of importance, so two splits that tie on paper may differ in the last bit.

@@ -30,13 +30,11 @@ def canvas(
 ) -> Iterator[tuple[Figure, NDArray[Any]]]:
     """A figure of a size [inch] and its axes [rows, columns], to be drawn on inside the block."""
     with matplotlib.rc_context(SETTINGS):
-        layout = ConstrainedLayoutEngine()
-        figure = Figure(figsize=size, dpi=DPI, layout=layout)
+        figure = Figure(figsize=size, dpi=DPI)
         FigureCanvasAgg(figure)
         yield figure, figure.subplots(rows, columns, squeeze=False, sharey=sharey)
-        # Once is enough for all formats: every save would repeat it.
-        layout.execute(figure)
-        figure.set_layout_engine("none")
+        # Laid out once for all formats: a figure that owns an engine lays out and draws again on every save.
+        ConstrainedLayoutEngine().execute(figure)
 
 
 def save(figure: Figure, path: str | Path) -> None:

@@ -36,7 +36,7 @@ class Look(NamedTuple):
 #: The computed columns of a reproduction.
 COLUMN_LOOKS = {
     "datasheet": Look("datasheet peaks", LIGHT, "////"),
-    "evidence": Look("independent evidence", SKY),
+    "evidence": Look("evidence, nothing fitted", SKY),
     "calibrated": Look("calibrated", BLUE),
 }
 #: The parts of ``evaluate.PARTS``, in the order of the stack.

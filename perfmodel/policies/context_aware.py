@@ -2,7 +2,7 @@
 
 Once per sequence, after its prefill: the most important experts of every layer move to the GPU at full
 precision; the others stay on the near-data device, each at a width from 1 to 4 bits that the selector chose.
-While decoding, a selected expert runs where it lives and nothing moves.
+No expert moves while decoding: each pick is computed on the side that holds it.
 
 Source: arXiv 2512.04476. Where the text is silent:
 

@@ -67,7 +67,7 @@ def _open(path: str | Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile
         if file.is_dir():
             raise TraceError(f"{name}: is a directory, expected an .npz file")
         if not file.is_file():
-            raise TraceError(f"{name}: no such file")
+            raise TraceError(f"{name}: {'not a regular file' if Path(path).exists() else 'no such file'}")
         with zipfile.ZipFile(file) as archive:
             yield archive, _members(archive, name)
     except TraceError:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from perfmodel.errors import TraceError
 from perfmodel.routing.checks import as_count, as_int64
 from perfmodel.routing.npz import MAX_BYTES, shown
-from perfmodel.routing.trace import Replay, RoutingTrace
+from perfmodel.routing.trace import UNNAMED, Replay, RoutingTrace
 
 
 def replay_trace(
@@ -25,7 +25,10 @@ def replay_trace(
     if source != "recorded":
         notes.append(f"the routing is {source}, not a recording")
     if model_name is not None and model_name != recorded_model:
-        notes.append(f"the routing is of {recorded_model}, not of {model_name}")
+        if recorded_model == UNNAMED:
+            notes.append(f"the trace does not say which model it is of; it is taken as routing of {model_name}")
+        else:
+            notes.append(f"the routing is of {recorded_model}, not of {model_name}")
 
     own_prompt = new_prompt = context = trace.prompt_len
     own_output = new_output = trace.sequence_lengths - trace.prompt_len

@@ -46,6 +46,10 @@ class RoutedModel(Protocol):
     def top_k(self) -> int: ...
 
 
+UNNAMED = "an unknown model"
+"""Model of a trace whose file does not name one."""
+
+
 @dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
 class RoutingTrace:
     """Expert picks of S sequences, T tokens in all, in L MoE layers with k picks each; checked when made.

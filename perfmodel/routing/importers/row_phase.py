@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from perfmodel.errors import TraceError
 from perfmodel.routing.checks import as_integers
 from perfmodel.routing.npz import npz_keys, one_line, read_npz
-from perfmodel.routing.trace import RoutingTrace
+from perfmodel.routing.trace import UNNAMED, RoutingTrace
 
 ROW_PHASE_KEYS = frozenset({"topk_ids", "seq_id", "phase", "layer_index"})
 PROMPT, ANSWER, UNKNOWN = 0, 1, 2
@@ -42,7 +42,10 @@ def from_row_phase(path: str | Path, *, num_experts: int | None = None, model: s
         return _convert(
             arrays,
             num_experts,
-            {"model": model or "an unknown model", "how": f"imported from {Path(path).name}"},
+            {
+                "model": model or UNNAMED,
+                "how": f"imported from {Path(path).name}; the file names no source, taken as a recording",
+            },
         )
     except TraceError as error:
         raise TraceError(f"{one_line(path)}: {error}") from error

@@ -169,7 +169,7 @@ def _with(name: str, index: Any, value: Any) -> np.ndarray:
 
 nan, inf = math.nan, math.inf
 DEEP: list[Any] = []
-for _ in range(3000):
+for _ in range(50_000):  # deeper than any supported Python can print
     DEEP = [DEEP]
 
 BROKEN: list[tuple[dict[str, Any], str]] = [

@@ -1,6 +1,5 @@
 """Bad input of every kind: exit code 2, one line on standard error, nothing else, and no output file."""
 
-import contextlib
 import io
 import itertools
 import json
@@ -15,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from commands import Answer, check_refusal, run
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import perfmodel
-from perfmodel.cli import main
 from perfmodel.paths import data_folder
 
 GPU = (data_folder("hardware_specs") / "gpu" / "h100-sxm.toml").read_text(encoding="utf-8")
@@ -75,38 +74,6 @@ def npz(**arrays: Any) -> bytes:
     return stream.getvalue()
 
 
-class Answer(NamedTuple):
-    """Exit code, standard output and standard error of one command."""
-
-    code: Any
-    out: str
-    err: str
-
-
-def run(*arguments: object) -> Answer:
-    """One command in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code: Any = main([str(argument) for argument in arguments])
-        except SystemExit as stop:  # argparse leaves this way
-            code = stop.code
-    return Answer(code, out.getvalue(), err.getvalue())
-
-
-def check_refusal(answer: Answer, *words: str) -> None:
-    """Exit code 2 and one line that holds the words."""
-    assert answer.code == 2, answer
-    assert answer.out == ""
-    assert answer.err.endswith("\n")
-    lines = answer.err.splitlines()  # breaks at every character that a terminal may take for a new line
-    assert len(lines) == 1, answer.err
-    assert len(lines[0].strip()) > len("perfmodel: error: ")
-    assert "Traceback" not in answer.err
-    for word in words:
-        assert word in answer.err
-
-
 def loads_or_refuses(answer: Answer) -> None:
     """Either a result and nothing else, or a refusal."""
     if answer.code == 0:
@@ -132,7 +99,7 @@ class Place(NamedTuple):
         """A small comparison that works, changed by further options, which win."""
         return run("compare", "--model", self.config, "--trace", self.trace, "--policy", "monde", "--json", *more)
 
-    def refuses(self, words: tuple[str, ...], *more: object) -> None:
+    def check_refusal(self, words: tuple[str, ...], *more: object) -> None:
         before = sorted(self.folder.rglob("*"))
         figure = self.folder / "figure.png"
         options = more if "--plot" in more else ("--plot", figure, *more)
@@ -189,41 +156,41 @@ JUNK: dict[str, bytes] = {
 )
 def test_files_that_are_something_else(place: Place, option: str, suffix: str, content: bytes) -> None:
     path = place.write(f"bad-one.{suffix}", content)
-    place.refuses(("bad-one",), option, path)
+    place.check_refusal(("bad-one",), option, path)
 
 
 @pytest.mark.parametrize(
     ("option", "suffix"), [("--model", "json"), ("--system", "toml"), ("--trace", "npz"), ("--loss", "npz")]
 )
 def test_files_that_are_not_there_or_no_files(place: Place, option: str, suffix: str) -> None:
-    place.refuses(("none",), option, place.folder / f"none.{suffix}")
-    place.refuses(("none",), option, place.folder / "no-folder" / f"none.{suffix}")
-    place.refuses(("trace.npz",), option, place.trace / f"none.{suffix}")
+    place.check_refusal(("none",), option, place.folder / f"none.{suffix}")
+    place.check_refusal(("none",), option, place.folder / "no-folder" / f"none.{suffix}")
+    place.check_refusal(("trace.npz",), option, place.trace / f"none.{suffix}")
     folder = place.folder / f"folder.{suffix}"
     folder.mkdir()
-    place.refuses(("folder",), option, folder)
+    place.check_refusal(("folder",), option, folder)
     (place.folder / f"loop.{suffix}").symlink_to(place.folder / f"loop.{suffix}")
-    place.refuses(("loop",), option, place.folder / f"loop.{suffix}")
-    place.refuses((), option, "x" * 5000 + f".{suffix}")
+    place.check_refusal(("loop",), option, place.folder / f"loop.{suffix}")
+    place.check_refusal((), option, "x" * 5000 + f".{suffix}")
     if hasattr(os, "mkfifo"):  # opening one would wait for ever
         os.mkfifo(place.folder / f"pipe.{suffix}")
-        place.refuses(("pipe",), option, place.folder / f"pipe.{suffix}")
+        place.check_refusal(("pipe",), option, place.folder / f"pipe.{suffix}")
     locked = place.write(f"locked.{suffix}", b"")
     locked.chmod(0)
-    place.refuses(("locked",), option, locked)
+    place.check_refusal(("locked",), option, locked)
 
 
 @pytest.mark.parametrize("option", ["--model", "--system", "--trace", "--loss", "--policy", "--layers"])
 @pytest.mark.parametrize("value", ["two\nlines", "\r", "", " ", "no-such-thing", "\udcff", "\u2028", "\x1b[31m"])
 def test_names_of_nothing(place: Place, option: str, value: str) -> None:
-    place.refuses((), option, value)
+    place.check_refusal((), option, value)
 
 
 @pytest.mark.parametrize("value", ["two\nlines.npz", "a\r.npz", "\u2028.npz", "\x85.npz"])
 @pytest.mark.parametrize("option", ["--trace", "--loss"])
 def test_file_names_of_several_lines(place: Place, option: str, value: str) -> None:
-    place.refuses((), option, value)
-    place.refuses((), option, place.write(value, b"junk"))
+    place.check_refusal((), option, value)
+    place.check_refusal((), option, place.write(value, b"junk"))
 
 
 # Specs
@@ -270,7 +237,7 @@ def test_bad_gpu_specs(place: Place, text: str, words: tuple[str, ...]) -> None:
     system = place.write(
         "system.toml", 'kind = "system"\nname = "s"\ndescription = "d"\ngpu = "bad.toml"\nlink = "pcie-4.0-x16"\n'
     )
-    place.refuses(("bad.toml", *words), "--system", system)
+    place.check_refusal(("bad.toml", *words), "--system", system)
 
 
 BAD_SYSTEMS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -298,7 +265,7 @@ BAD_SYSTEMS: dict[str, tuple[str, tuple[str, ...]]] = {
 @pytest.mark.parametrize(("text", "words"), BAD_SYSTEMS.values(), ids=BAD_SYSTEMS)
 def test_bad_systems(place: Place, text: str, words: tuple[str, ...]) -> None:
     path = place.write("bad.toml", text)
-    place.refuses(("bad.toml", *words), "--system", path)
+    place.check_refusal(("bad.toml", *words), "--system", path)
     check_refusal(run("specs", "validate", path), "bad.toml", *words)
     check_refusal(run("reproduce", "--system", path, "--out", place.folder / "out"), "bad.toml", *words)
     assert [entry for entry in (place.folder / "out").rglob("*") if entry.is_file()] == []
@@ -308,7 +275,7 @@ def test_bases_in_a_long_circle(place: Place) -> None:
     for number in range(4):
         following = f'"./{(number + 1) % 4}.toml"'
         place.write(f"{number}.toml", edited('"h100-cxl2-ndp"', following, OVERLAY))
-    place.refuses(("0.toml",), "--system", place.folder / "0.toml")
+    place.check_refusal(("0.toml",), "--system", place.folder / "0.toml")
 
 
 @pytest.mark.parametrize(
@@ -319,7 +286,7 @@ def test_misspelt_specs_get_a_close_match(name: str, close: str) -> None:
 
 
 def test_specs_of_the_wrong_kind(place: Place) -> None:
-    place.refuses(("gpu", "system"), "--system", "h100-sxm")
+    place.check_refusal(("gpu", "system"), "--system", "h100-sxm")
     check_refusal(run("specs", "schema", "gpus"), "gpus", "gpu, link, ndp, cpu, dram, system")
     check_refusal(run("reproduce", "--system", "rtx4090-pcie4", "--out", place.folder / "out"), "near-data")
 
@@ -352,12 +319,12 @@ BAD_CONFIGS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize(("text", "words"), BAD_CONFIGS.values(), ids=BAD_CONFIGS)
 def test_bad_configs(place: Place, text: str, words: tuple[str, ...]) -> None:
-    place.refuses(("bad.json", *words), "--model", place.write("bad.json", text))
+    place.check_refusal(("bad.json", *words), "--model", place.write("bad.json", text))
 
 
 def test_dense_and_unknown_models(place: Place, shared: Path) -> None:
     for name in ("Qwen__Qwen3-8B", "meta-llama__Meta-Llama-3-8B"):
-        place.refuses((name,), "--model", shared / "configs" / name / "config.json")
+        place.check_refusal((name,), "--model", shared / "configs" / name / "config.json")
 
 
 def test_models_that_the_trace_does_not_fit(place: Place) -> None:
@@ -367,15 +334,17 @@ def test_models_that_the_trace_does_not_fit(place: Place) -> None:
         ({"num_experts_per_tok": 3}, ("2 picks", "3")),
     ):
         path = place.write("other.json", config(**changes))
-        place.refuses(words, "--model", path)
+        place.check_refusal(words, "--model", path)
     # Cycling is for layers alone.
-    place.refuses(("16",), "--model", place.write("other.json", config(num_local_experts=16)), "--layers", "cycle")
+    place.check_refusal(
+        ("16",), "--model", place.write("other.json", config(num_local_experts=16)), "--layers", "cycle"
+    )
 
 
 def test_models_that_do_not_fit_in_memory(place: Place) -> None:
     large = config(hidden_size=65536, intermediate_size=262144)
     path = place.write("large.json", large)
-    place.refuses(("does not fit", "capacity", "GB"), "--model", path, "--policy", "context-aware:gpu_experts=4")
+    place.check_refusal(("does not fit", "capacity", "GB"), "--model", path, "--policy", "context-aware:gpu_experts=4")
 
 
 # Traces
@@ -470,13 +439,13 @@ BAD_TRACES: dict[str, bytes] = {
 def test_bad_traces(place: Place, content: bytes) -> None:
     path = place.write("bad.npz", content)
     for policy in ("monde", "hobbit:split=gates", "context-aware"):
-        place.refuses((), "--trace", path, "--policy", policy)
+        place.check_refusal((), "--trace", path, "--policy", policy)
     assert not (place.folder / "unpickled").exists()
 
 
 def test_damaged_traces_name_the_file(place: Place) -> None:
     for name in ("expert out of range", "expert twice", "NaN weight", "object array", "pickle that would act"):
-        place.refuses(("bad.npz",), "--trace", place.write("bad.npz", BAD_TRACES[name]))
+        place.check_refusal(("bad.npz",), "--trace", place.write("bad.npz", BAD_TRACES[name]))
 
 
 @pytest.mark.parametrize("policy", ["monde", "hobbit", "hobbit:cache_high=2", "context-aware", "static"])
@@ -497,7 +466,7 @@ def test_an_archive_that_expands_to_gigabytes(place: Place) -> None:
     # The list of contents claims far more than it holds.
     forged = content.replace((2**24 + 128).to_bytes(4, "little"), (2**32 - 2).to_bytes(4, "little"))
     assert forged != content
-    place.refuses(("bomb.npz",), "--trace", place.write("bomb.npz", forged))
+    place.check_refusal(("bomb.npz",), "--trace", place.write("bomb.npz", forged))
 
 
 @pytest.mark.parametrize(
@@ -510,7 +479,7 @@ def test_an_archive_that_expands_to_gigabytes(place: Place) -> None:
     ids=lambda losses: f"{losses.dtype} {losses.shape} {losses.ravel()[:1]}",
 )  # fmt: skip
 def test_bad_loss_tables(place: Place, losses: Any) -> None:
-    place.refuses((), "--policy", "context-aware", "--loss", place.write("bad.npz", npz(losses=losses)))
+    place.check_refusal((), "--policy", "context-aware", "--loss", place.write("bad.npz", npz(losses=losses)))
 
 
 # Options
@@ -522,7 +491,7 @@ def test_bad_loss_tables(place: Place, losses: Any) -> None:
     ["0", "-1", "1.5", "1e3", "nan", "inf", "", "ten", str(10**12), str(10**18), str(2**63), "9" * 30, "9" * 5000],
 )
 def test_lengths(place: Place, option: str, value: str) -> None:
-    place.refuses((), option, value)
+    place.check_refusal((), option, value)
 
 
 @pytest.mark.parametrize(
@@ -542,28 +511,28 @@ def test_policies(place: Place, policy: str) -> None:
     if policy == "monde:":
         assert place.compare("--policy", policy).code == 0  # no options are no mistake
     else:
-        place.refuses(("policy",), "--policy", policy)
+        place.check_refusal(("policy",), "--policy", policy)
 
 
 def test_policies_that_the_system_cannot_run(place: Place) -> None:
-    place.refuses(("near-data", "rtx4090-pcie4", "hobbit"), "--system", "rtx4090-pcie4", "--policy", "monde")
+    place.check_refusal(("near-data", "rtx4090-pcie4", "hobbit"), "--system", "rtx4090-pcie4", "--policy", "monde")
 
 
 @pytest.mark.parametrize("name", ["figure.txt", "figure", "figure.jpg", ".png", "figure.png.", "figure.svg.gz", ""])
 def test_figures_without_a_known_format(place: Place, name: str) -> None:
-    place.refuses((".png",), "--plot", place.folder / "new" / name)
+    place.check_refusal((".png",), "--plot", place.folder / "new" / name)
 
 
 def test_an_empty_name_is_not_the_default(place: Place) -> None:
-    place.refuses((), "--plot", "")
+    place.check_refusal((), "--plot", "")
     check_refusal(run("reproduce", "--trace", "", "--out", place.folder / "out"))
 
 
 def test_figures_that_cannot_be_written(place: Place) -> None:
     (place.folder / "folder.png").mkdir()
-    place.refuses(("folder.png",), "--plot", place.folder / "folder.png")
-    place.refuses(("trace.npz",), "--plot", place.trace / "figure.png")
-    place.refuses((), "--plot", place.folder / ("x" * 300 + ".png"))
+    place.check_refusal(("folder.png",), "--plot", place.folder / "folder.png")
+    place.check_refusal(("trace.npz",), "--plot", place.trace / "figure.png")
+    place.check_refusal((), "--plot", place.folder / ("x" * 300 + ".png"))
 
 
 def test_an_output_folder_that_is_a_file(place: Place) -> None:

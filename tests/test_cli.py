@@ -9,13 +9,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from commands import Answer, check_refusal, run
 
 import perfmodel
-from perfmodel.cli import build_parser, main
+from perfmodel.cli import build_parser
 from perfmodel.errors import SpecError
 from perfmodel.hardware import NdpSpec, Source, System, list_specs, load_spec, load_system, write_overlay
 from perfmodel.model import MoEModel
@@ -40,31 +40,6 @@ COMMANDS = (
 SMALL = ("--prompt", "8", "--output", "4")
 
 
-class Answer(NamedTuple):
-    """Exit code, standard output and standard error of one command."""
-
-    code: Any
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        """Standard output as the one JSON document that it must be."""
-        assert self.code == 0, self.err
-        return json.loads(self.out)
-
-
-def run(*arguments: object) -> Answer:
-    """One command in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code: Any = main([str(argument) for argument in arguments])
-        except SystemExit as stop:  # argparse leaves this way
-            code = stop.code
-    return Answer(code, out.getvalue(), err.getvalue())
-
-
 def process(
     *arguments: str, cwd: Path, code: str | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
@@ -81,17 +56,6 @@ def process(
         env={**os.environ, "PYTHONPATH": str(folder), "PYTHONIOENCODING": "utf-8", **environment},
         check=False,
     )
-
-
-def refused(answer: Answer, *words: str) -> None:
-    """Exit code 2, one line on standard error that holds the words, and nothing else."""
-    assert answer.code == 2
-    assert answer.out == ""
-    assert answer.err.strip()
-    assert answer.err.count("\n") == 1
-    assert answer.err.endswith("\n")
-    for word in words:
-        assert word in answer.err
 
 
 # Help, version, and what they load
@@ -361,7 +325,7 @@ def test_compare_by_default_leaves_out_what_the_system_cannot_run() -> None:
     assert [one["policy"].partition(":")[0] for one in answer.document["evaluations"]] == ["hobbit"]
     assert "rtx4090-pcie4 has no near-data device; policies by default: hobbit" in answer.err
     asked = run("compare", "--model", "mixtral-8x7b", "--system", "rtx4090-pcie4", "--policy", "monde", *SMALL)
-    refused(asked, "monde", "near-data")
+    check_refusal(asked, "monde", "near-data")
 
 
 @pytest.mark.parametrize(
@@ -376,7 +340,7 @@ def test_compare_by_default_leaves_out_what_the_system_cannot_run() -> None:
     ids=" ".join,
 )
 def test_options_are_written_in_full(arguments: tuple[str, ...]) -> None:
-    refused(run(*arguments), "--help")
+    check_refusal(run(*arguments), "--help")
 
 
 def test_compare_prints_units_notes_and_hit_rates() -> None:
@@ -404,7 +368,7 @@ def test_compare_prints_units_notes_and_hit_rates() -> None:
 
 
 def test_another_number_of_layers_is_cycled_only_when_asked() -> None:
-    refused(run("compare", "--model", "mixtral-8x22b", *SMALL), "32", "56", "--layers cycle")
+    check_refusal(run("compare", "--model", "mixtral-8x22b", *SMALL), "32", "56", "--layers cycle")
     for more in ((), ("--json",)):
         answer = run("compare", "--model", "mixtral-8x22b", "--layers", "cycle", *SMALL, *more)
         assert answer.code == 0
@@ -441,7 +405,9 @@ def test_a_loss_table_of_ones_own_is_used(tmp_path: Path) -> None:
 def test_a_loss_table_of_other_experts_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.npz"
     np.savez(path, losses=np.ones((32, 16, 4)))
-    refused(run("compare", "--model", "mixtral-8x7b", "--policy", "context-aware", *SMALL, "--loss", path), "16", "8")
+    check_refusal(
+        run("compare", "--model", "mixtral-8x7b", "--policy", "context-aware", *SMALL, "--loss", path), "16", "8"
+    )
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
@@ -500,7 +466,7 @@ def test_a_recording_without_prefill_prices_what_it_can(shared: Path, tmp_path: 
         "--trace", shared / "traces" / "gpt-oss-20b" / "gptoss20b_decode.npz",
     )  # fmt: skip
     for policy in ("context-aware", "context-aware:mean_bits=2,gpu_experts=4"):
-        refused(run("compare", *files, "--policy", policy), "context-aware", "no prefill", "static")
+        check_refusal(run("compare", *files, "--policy", policy), "context-aware", "no prefill", "static")
     policies = ("--policy", "monde", "--policy", "static", "--policy", "hobbit")
     for length in ((), ("--prompt", "64", "--output", "16")):
         document = run("compare", *files, *policies, *length, "--json").document
@@ -520,7 +486,7 @@ def test_a_recording_without_prefill_prices_what_it_can(shared: Path, tmp_path: 
 
 def test_a_recording_of_another_model_is_refused(shared: Path) -> None:
     trace = shared / "traces" / "deepseek-v2-lite" / "esft_law.npz"
-    refused(run("compare", "--model", "mixtral-8x7b", "--trace", trace), "6 picks", "2")
+    check_refusal(run("compare", "--model", "mixtral-8x7b", "--trace", trace), "6 picks", "2")
 
 
 # Real processes
@@ -576,7 +542,7 @@ def test_outputs_are_ignored_and_sources_are_not() -> None:
 )
 def test_a_real_process_refuses_in_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = process(*arguments, cwd=tmp_path)
-    refused(Answer(done.returncode, done.stdout, done.stderr))
+    check_refusal(Answer(done.returncode, done.stdout, done.stderr))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

@@ -1,5 +1,6 @@
 """Plans and prices the cases that the published figures need, each plan once."""
 
+import copy
 import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -42,7 +43,7 @@ class Bench:
 
     def branch(self) -> "Bench":
         """A bench that shares what is planned so far and forgets its own plans when it is dropped."""
-        other = Bench(self.trace, self.system)
+        other = copy.copy(self)
         other._replays, other._runs = dict(self._replays), dict(self._runs)
         return other
 

@@ -94,9 +94,9 @@ def _solve(
     steps = np.vstack([np.zeros(len(keys)), _STEP * np.eye(len(keys))])
 
     @functools.lru_cache(maxsize=4)
-    def at(place: bytes) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def at(logs: bytes) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         # Residuals and their derivatives come from one call, because a point more costs almost nothing.
-        predicted = predict(scaled_points(system, keys, np.frombuffer(place) + steps))
+        predicted = predict(scaled_points(system, keys, np.frombuffer(logs) + steps))
         return predicted[0] - target, (predicted[1:] - predicted[0]).T / _STEP
 
     def residuals(x: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -120,9 +120,7 @@ class PlanInputs(NamedTuple):
     @property
     def max_context(self) -> int:
         """Longest context that any sequence reaches [tokens]."""
-        trace = self.replay.trace
-        decoded = np.diff(trace.sequence_offsets) - trace.prompt_len
-        return int((self.replay.context_start + decoded).max())
+        return int((self.replay.context_start + np.diff(decode_offsets(self.replay.trace))).max())
 
 
 class OptionInfo(NamedTuple):

@@ -74,7 +74,7 @@ def npz(**arrays: Any) -> bytes:
     return stream.getvalue()
 
 
-def loads_or_refuses(answer: Answer) -> None:
+def check_loads_or_refuses(answer: Answer) -> None:
     """Either a result and nothing else, or a refusal."""
     if answer.code == 0:
         assert answer.out
@@ -454,7 +454,9 @@ def test_damaged_traces_name_the_file(place: Place) -> None:
 def test_traces_without_picks_are_priced_or_refused(place: Place, policy: str, rows: Any, layers: slice) -> None:
     ids = trace_arrays()["topk_ids"]
     ids[rows, layers] = 255
-    loads_or_refuses(place.compare("--trace", place.write("holes.npz", with_arrays(topk_ids=ids)), "--policy", policy))
+    check_loads_or_refuses(
+        place.compare("--trace", place.write("holes.npz", with_arrays(topk_ids=ids)), "--policy", policy)
+    )
 
 
 def test_an_archive_that_expands_to_gigabytes(place: Place) -> None:
@@ -710,25 +712,25 @@ MANY = settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, H
 @MANY
 @given(st.sampled_from(sorted(SPEC_TEXTS)).flatmap(lambda name: damaged(SPEC_TEXTS[name].encode())))
 def test_damaged_specs(desk: Place, content: bytes) -> None:
-    loads_or_refuses(run("specs", "show", desk.write("damaged.toml", content), "--json"))
+    check_loads_or_refuses(run("specs", "show", desk.write("damaged.toml", content), "--json"))
 
 
 @MANY
 @given(st.sampled_from(sorted(SPEC_TEXTS)).flatmap(lambda name: edited_lines(SPEC_TEXTS[name])))
 def test_edited_specs(desk: Place, content: bytes) -> None:
-    loads_or_refuses(run("specs", "show", desk.write("edited.toml", content), "--json"))
+    check_loads_or_refuses(run("specs", "show", desk.write("edited.toml", content), "--json"))
 
 
 @MANY
 @given(edited_lines(OVERLAY))
 def test_edited_systems_are_priced_or_refused(desk: Place, content: bytes) -> None:
-    loads_or_refuses(desk.compare("--system", desk.write("system.toml", content)))
+    check_loads_or_refuses(desk.compare("--system", desk.write("system.toml", content)))
 
 
 @MANY
 @given(damaged(json.dumps(CONFIG).encode()))
 def test_damaged_configs(desk: Place, content: bytes) -> None:
-    loads_or_refuses(desk.compare("--model", desk.write("damaged.json", content), "--layers", "cycle"))
+    check_loads_or_refuses(desk.compare("--model", desk.write("damaged.json", content), "--layers", "cycle"))
 
 
 @MANY
@@ -741,19 +743,19 @@ def test_edited_configs(desk: Place, family: str, changes: dict[str, Any], dropp
     content = {key: value for key, value in content.items() if key not in dropped}
     path = desk.write("edited.json", json_text(content))
     answer = desk.compare("--model", path, "--layers", "cycle", "--prompt", "2", "--output", "2", "--policy", "hobbit")
-    loads_or_refuses(answer)
+    check_loads_or_refuses(answer)
 
 
 @MANY
 @given(damaged(npz(**trace_arrays())), st.sampled_from(["hobbit", "context-aware", "static"]))
 def test_damaged_traces(desk: Place, content: bytes, policy: str) -> None:
-    loads_or_refuses(desk.compare("--trace", desk.write("damaged.npz", content), "--policy", policy))
+    check_loads_or_refuses(desk.compare("--trace", desk.write("damaged.npz", content), "--policy", policy))
 
 
 @MANY
 @given(damaged(npz(losses=np.ones((3, 8, 4)))))
 def test_damaged_loss_tables(desk: Place, content: bytes) -> None:
-    loads_or_refuses(desk.compare("--loss", desk.write("losses.npz", content), "--policy", "context-aware"))
+    check_loads_or_refuses(desk.compare("--loss", desk.write("losses.npz", content), "--policy", "context-aware"))
 
 
 ARRAY_VALUES = st.one_of(
@@ -770,7 +772,7 @@ ARRAY_VALUES = st.one_of(
 @given(st.dictionaries(st.sampled_from([*trace_arrays(), "labels", "seq_id", "phase"]), ARRAY_VALUES, max_size=3))
 def test_edited_traces(desk: Place, changes: dict[str, Any]) -> None:
     path = desk.write("edited.npz", npz(**(trace_arrays() | changes)))
-    loads_or_refuses(desk.compare("--trace", path, "--policy", "context-aware", "--layers", "cycle"))
+    check_loads_or_refuses(desk.compare("--trace", path, "--policy", "context-aware", "--layers", "cycle"))
 
 
 @MANY
@@ -792,4 +794,4 @@ def test_edited_traces(desk: Place, changes: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_random_policies(desk: Place, name: str, options: list[tuple[str, str]]) -> None:
     text = f"{name}:{','.join(f'{key}={value}' for key, value in options)}"
-    loads_or_refuses(desk.compare(f"--policy={text}"))
+    check_loads_or_refuses(desk.compare(f"--policy={text}"))

@@ -1,12 +1,81 @@
 """What an evaluation says: one policy on one system, for one recorded trace."""
 
+import difflib
+import re
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from perfmodel.errors import PerfModelError
+
 #: Parts of a token's critical path; they add up to the time per output token.
 PARTS = ("attention", "router", "dense", "experts_gpu", "link", "ndp", "head", "overhead")
+
+
+#: What works at the same time, and how busy it is.
+RESOURCES = ("gpu", "link", "ndp")
+
+Family = Literal["mean", "percentile", "prefill", "plan"]
+
+
+class Metric(NamedTuple):
+    """A number that can be asked for at many points at once.
+
+    family : what it costs: a ``mean`` needs the distinct states, a ``percentile`` every token's sum, ``prefill`` the
+        prefill's own states, and ``plan`` nothing (it does not depend on the hardware).
+    better : which way is better.
+    """
+
+    name: str
+    unit: str
+    family: Family
+    better: Literal["lower", "higher"]
+    meaning: str
+
+
+_METRICS = (
+    Metric("tpot_mean_s", "s", "mean", "lower", "mean time per output token"),
+    Metric("decode_tok_per_s", "token/s", "mean", "higher", "decode rate, 1 / mean time per output token"),
+    Metric("decode_s", "s", "mean", "lower", "decode time of a sequence"),
+    *(Metric(f"{part}_s", "s", "mean", "lower", f"critical path of a mean token: {part}") for part in PARTS),
+    *(Metric(f"busy_{one}_s", "s", "mean", "lower", f"busy time of the {one} in a mean token") for one in RESOURCES),
+    Metric("tpot_p50_s", "s", "percentile", "lower", "median time per output token"),
+    Metric("tpot_p95_s", "s", "percentile", "lower", "95th percentile of the time per output token"),
+    Metric("tpot_p99_s", "s", "percentile", "lower", "99th percentile of the time per output token"),
+    Metric("tpot_max_s", "s", "percentile", "lower", "slowest output token"),
+    Metric("ttft_s", "s", "prefill", "lower", "time to first token: the prefill"),
+    Metric("migration_s", "s", "prefill", "lower", "one-off copies after the prefill"),
+    Metric("end_to_end_s", "s", "prefill", "lower", "prefill, copies and decode"),
+    Metric("hit_rate", "1", "plan", "higher", "share of decode picks that find their expert placed on the GPU"),
+    Metric("gpu_memory_bytes", "byte", "plan", "lower", "GPU memory in use"),
+    Metric("offload_memory_bytes", "byte", "plan", "lower", "memory in use on the near-data device or the host"),
+)
+#: Every metric by name; ``tpot_pQ_s`` with any percentile Q is understood by `metric` too.
+METRICS = {one.name: one for one in _METRICS}
+_PERCENTILE = re.compile(r"tpot_p([0-9]{1,3}(?:\.[0-9]+)?)_s")
+
+
+def percentile_of(name: str) -> float | None:
+    """Percentile that a metric's name asks for, or None for other metrics; the slowest token is the 100th."""
+    if name == "tpot_max_s":
+        return 100.0
+    found = _PERCENTILE.fullmatch(name)
+    return float(found[1]) if found else None
+
+
+def metric(name: str) -> Metric:
+    """The metric of this name; PerfModelError with close matches for an unknown one."""
+    known = METRICS.get(str(name))
+    if known is not None:
+        return known
+    percentile = percentile_of(str(name))
+    if percentile is not None and percentile <= 100.0:
+        meaning = f"percentile {percentile:g} of the time per output token"
+        return Metric(name, "s", "percentile", "lower", meaning)
+    close = difflib.get_close_matches(str(name)[:80], METRICS, n=3)
+    hint = f" (did you mean {' or '.join(close)}?)" if close else ""
+    raise PerfModelError(f"metric: found {str(name)[:80]!r}{hint}, allowed {', '.join(METRICS)}, tpot_pQ_s")
 
 
 class HitRates(NamedTuple):

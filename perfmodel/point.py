@@ -1,9 +1,12 @@
-"""One system as the numbers that kernels read, in SI units and after derating."""
+"""Systems as the numbers that kernels read, in SI units and after derating."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.errors import SpecError
+from perfmodel.errors import PerfModelError, SpecError
 from perfmodel.hardware import NdpSpec, System
 from perfmodel.kernels import dram, systolic
 from perfmodel.kernels import point as place
@@ -16,6 +19,50 @@ _MAPPINGS = {
 #: Accesses a memory controller looks ahead where a spec does not say (the default of Ramulator 2).
 DEFAULT_READ_BUFFER = 32
 _SCALINGS = {"none": place.SCALING_NONE, "linear": place.SCALING_LINEAR, "native": place.SCALING_NATIVE}
+#: Keys that set the DRAM efficiency of a near-data device by way of its timings.
+_TIMINGS = ("ndp.dram.", "ndp.read_buffer")
+
+
+class Points(NamedTuple):
+    """Hardware points that differ in a few places only.
+
+    base : float64 [POINT_SIZE], what all points share; its values at ``places`` do not count.
+    places : int64 [V], the places that vary.
+    values : float64 [V, N], their values at every point.
+    """
+
+    base: NDArray[np.float64]
+    places: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+    @property
+    def num_points(self) -> int:
+        """Number of points."""
+        return int(self.values.shape[1])
+
+    def dense(self) -> NDArray[np.float64]:
+        """Every place of every point [N, POINT_SIZE]."""
+        points = np.tile(self.base, (self.num_points, 1))
+        points[:, self.places] = self.values.T
+        return points
+
+    @classmethod
+    def of(cls, points: ArrayLike) -> "Points":
+        """From all places of many points [N, POINT_SIZE]."""
+        try:
+            rows = np.asarray(points, dtype=np.float64)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise PerfModelError(f"points: not an array of numbers ({error})") from None
+        if rows.ndim != 2 or rows.shape[1] != place.POINT_SIZE:
+            raise PerfModelError(f"points: found shape {list(rows.shape)}, allowed [N, {place.POINT_SIZE}]")
+        base = rows[0].copy() if len(rows) else np.ones(place.POINT_SIZE)
+        places = np.flatnonzero((rows != base).any(axis=0))
+        return cls(base, places, np.ascontiguousarray(rows[:, places].T))
+
+    @classmethod
+    def one(cls, point: NDArray[np.float64]) -> "Points":
+        """A single point [POINT_SIZE]."""
+        return cls(point, np.arange(0), np.empty((0, 1)))
 
 
 def link_bytes_per_s(system: System) -> float:
@@ -63,30 +110,93 @@ def ndp_bytes_per_s(system: System) -> float:
     return system.ndp.dram_bandwidth_bytes_per_s * dram_efficiency(system.ndp)
 
 
-def hardware_point(system: System, dtype: str = "fp16") -> NDArray[np.float64]:
-    """The vector that kernels read; its places are named in ``kernels/point.py``.
+def _places(system: System, dtype: str) -> list[Any]:
+    """Value of every place of the point; arrays where the system holds arrays (see `hardware_points`).
 
     A calibrated overhead per layer replaces the launches of the layer, so the overhead of a launch is then zero.
     """
     gpu, link, ndp = system.gpu, system.link, system.ndp
-    point = np.zeros(place.POINT_SIZE, dtype=np.float64)
-    point[place.GPU_FLOPS] = gpu.effective_flops_per_s(dtype)
-    point[place.GPU_BANDWIDTH] = gpu.effective_memory_bandwidth_bytes_per_s
-    point[place.GPU_N_HALF] = gpu.memory_n_half_bytes
-    point[place.LAUNCH_OVERHEAD] = 0.0 if gpu.layer_overhead_s is not None else gpu.launch_overhead_s
-    point[place.LAYER_OVERHEAD] = gpu.layer_overhead_s or 0.0
-    point[place.LINK_BANDWIDTH] = link_bytes_per_s(system)
-    point[place.LINK_LATENCY] = link.latency_s
-    point[place.LINK_N_HALF] = link.n_half_bytes
+    values: list[Any] = [0.0] * place.POINT_SIZE
+    values[place.GPU_FLOPS] = gpu.effective_flops_per_s(dtype)
+    values[place.GPU_BANDWIDTH] = gpu.effective_memory_bandwidth_bytes_per_s
+    values[place.GPU_N_HALF] = gpu.memory_n_half_bytes
+    values[place.LAUNCH_OVERHEAD] = 0.0 if gpu.layer_overhead_s is not None else gpu.launch_overhead_s
+    values[place.LAYER_OVERHEAD] = 0.0 if gpu.layer_overhead_s is None else gpu.layer_overhead_s
+    values[place.LINK_BANDWIDTH] = link_bytes_per_s(system)
+    values[place.LINK_LATENCY] = link.latency_s
+    values[place.LINK_N_HALF] = link.n_half_bytes
     if ndp is not None:
-        point[place.NDP_BANDWIDTH] = ndp_bytes_per_s(system)
-        point[place.NDP_ARRAYS] = ndp.arrays
-        point[place.NDP_ROWS] = ndp.rows
-        point[place.NDP_COLS] = ndp.cols
-        point[place.NDP_CLOCK] = ndp.clock_hz
-        point[place.NDP_DATAFLOW] = systolic.DATAFLOWS[ndp.dataflow]
-        point[place.NDP_SCALE_BITS] = ndp.scale_bits_per_weight
-        point[place.NDP_SCALING] = _SCALINGS[ndp.precision_scaling]
+        values[place.NDP_BANDWIDTH] = ndp_bytes_per_s(system)
+        values[place.NDP_ARRAYS] = ndp.arrays
+        values[place.NDP_ROWS] = ndp.rows
+        values[place.NDP_COLS] = ndp.cols
+        values[place.NDP_CLOCK] = ndp.clock_hz
+        values[place.NDP_DATAFLOW] = systolic.DATAFLOWS[ndp.dataflow]
+        values[place.NDP_SCALE_BITS] = ndp.scale_bits_per_weight
+        values[place.NDP_SCALING] = _SCALINGS[ndp.precision_scaling]
         rates = [1.0, *(ndp.array_rate(bits) for bits in range(1, place.MAX_RATE_BITS + 1))]
-        point[place.NDP_RATES : place.NDP_RATES + len(rates)] = rates
-    return point
+        values[place.NDP_RATES : place.NDP_RATES + len(rates)] = rates
+    return values
+
+
+def hardware_point(system: System, dtype: str = "fp16") -> NDArray[np.float64]:
+    """The vector that kernels read [POINT_SIZE]; its places are named in ``kernels/point.py``."""
+    return np.array(_places(system, dtype), dtype=np.float64)
+
+
+def hardware_points(system: System, values: Mapping[str, ArrayLike], dtype: str = "fp16") -> Points:
+    """Points of a system with other values at dotted keys: all of them at once, by the rules of `hardware_point`.
+
+    Parameters
+    ----------
+    system : everything that does not vary.
+    values : arrays of one broadcast shape, in the units of the spec file. Not validated, so that a chunk of a
+        sweep costs array arithmetic only: check the range of every axis beforehand.
+    dtype : compute type on the GPU.
+
+    Returns
+    -------
+    Points of the broadcast shape, flattened in C order. Every point equals the `hardware_point` of the system with
+    those values, bit for bit.
+    """
+    arrays = {key: np.asarray(value, dtype=np.float64) for key, value in values.items()}
+    shape = np.broadcast_shapes(*(array.shape for array in arrays.values()), (1,))
+    found = _places(_with_arrays(system, _without_timings(system, arrays)), dtype)
+    varying = [i for i, value in enumerate(found) if isinstance(value, np.ndarray)]
+    rows = [np.broadcast_to(found[i], shape).reshape(-1) for i in varying]
+    base = np.array([0.0 if i in varying else value for i, value in enumerate(found)], dtype=np.float64)
+    count = int(np.prod(shape))
+    table = np.ascontiguousarray(rows, dtype=np.float64) if rows else np.empty((0, count))
+    return Points(base, np.array(varying, dtype=np.int64), table)
+
+
+def _without_timings(system: System, arrays: dict[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
+    """DRAM timings turned into the efficiency that follows from them, one distinct combination at a time."""
+    timings = {key: array for key, array in arrays.items() if key.startswith(_TIMINGS)}
+    if not timings:
+        return arrays
+    together = np.broadcast_arrays(*timings.values())
+    rows = np.stack([array.reshape(-1) for array in together], axis=1)
+    distinct, inverse = np.unique(rows, axis=0, return_inverse=True)
+    efficiency = np.empty(len(distinct))
+    for i, row in enumerate(distinct.tolist()):
+        ndp = system.with_values(dict(zip(timings, row, strict=True))).ndp
+        assert ndp is not None  # a system without the device has none of these keys
+        efficiency[i] = dram_efficiency(ndp)
+    others = {key: array for key, array in arrays.items() if key not in timings}
+    return {**others, "ndp.dram_efficiency": efficiency[inverse.reshape(-1)].reshape(together[0].shape)}
+
+
+def _with_arrays(system: System, arrays: Mapping[str, NDArray[np.float64]]) -> System:
+    """A system whose specs hold arrays; only for `_places`, since nothing of it is validated."""
+    changed: dict[str, dict[str, Any]] = {}
+    for key, array in arrays.items():
+        part, _, inner = key.partition(".")
+        name, _, entry = inner.partition(".")
+        fields = changed.setdefault(part, {})
+        if entry:
+            fields[name] = {**fields.get(name, getattr(getattr(system, part), name)), entry: array}
+        else:
+            fields[name] = array
+    parts = {part: getattr(system, part).model_copy(update=fields) for part, fields in changed.items()}
+    return system.model_copy(update=parts)

@@ -6,17 +6,18 @@ states loses nothing. The first output token comes out of the prefill; ``N`` out
 """
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from perfmodel import placement
 from perfmodel.bitwidth import LossTable
 from perfmodel.errors import PerfModelError, PolicyError, TraceError
-from perfmodel.evaluation import PARTS, Evaluation, HitRates
+from perfmodel.evaluation import PARTS, Evaluation, HitRates, metric, percentile_of
 from perfmodel.hardware import System, load_system
 from perfmodel.kernels import front
 from perfmodel.kernels import point as place
@@ -24,7 +25,7 @@ from perfmodel.kernels import replay as kernel
 from perfmodel.kernels.replay import ACTIVATION_BYTES
 from perfmodel.model import MoEModel
 from perfmodel.operators import attention_rows, operators
-from perfmodel.point import hardware_point
+from perfmodel.point import Points, hardware_point
 from perfmodel.policies import Executor, Plan, PlanInputs, Policy, parse_policy
 from perfmodel.routing import Replay, RoutingTrace, statistics
 from perfmodel.states import States, decode_states, prefill_states
@@ -117,31 +118,34 @@ class Run:
             states.state_before,
         )
 
-    def mean_token_s(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Mean time per output token at every hardware point [N] [s].
+    def mean_token_s(self, points: Points | ArrayLike) -> NDArray[np.float64]:
+        """Mean time per output token at every hardware point [N] [s]; points as in `metrics`."""
+        return self.metrics(("tpot_mean_s",), points)["tpot_mean_s"]
 
-        points : float64 [N, POINT_SIZE], from ``point.hardware_point``. The same states, kernels and sums as
-        `price`, without percentiles.
+    def metrics(self, names: Iterable[str], points: Points | ArrayLike) -> dict[str, NDArray[np.float64]]:
+        """Metrics at every hardware point, each [N], in the units of `evaluation.METRICS`.
+
+        Parameters
+        ----------
+        names : metrics to compute; only what they need is computed.
+        points : hardware points, from ``point.hardware_points``; or float64 [N, POINT_SIZE], rows of
+            ``point.hardware_point``.
+
+        The same kernels as `price` in the same order, so both give the same numbers. What the trace or the policy
+        cannot tell (``ttft_s`` without a prefill, ``hit_rate`` without a placement) is NaN.
+
+        Raises
+        ------
+        PerfModelError : an unknown metric, or something else than points.
         """
-        try:
-            points = np.ascontiguousarray(points, dtype=np.float64)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise PerfModelError(f"points: not an array of numbers ({error})") from None
-        if points.ndim != 2 or points.shape[1] != place.POINT_SIZE:
-            raise PerfModelError(f"points: found shape {list(points.shape)}, allowed [N, {place.POINT_SIZE}]")
-        context, count = self._distinct_contexts
-        attention = front.weighted_decode_attention_times(points, context, count, self._attention)
-        fixed = front.operator_times(points, self._per_token)
-        experts = kernel.weighted_state_times(
-            points,
-            *self._expert_shape(self.decode),
-            np.ascontiguousarray(fixed[:, -1]),
-            self.plan.overlap == "max",
-            self._state_count,
-        )
-        overhead = self.model.num_layers * points[:, place.LAYER_OVERHEAD]
-        around = fixed[:, 0] + fixed[:, 1] + fixed[:, 2] + overhead
-        return np.asarray(around + (attention + experts[:, kernel.TIME]) / float(len(self.contexts)))
+        wanted = {name: metric(name) for name in names}
+        many = points if isinstance(points, Points) else Points.of(points)
+        dense = many.dense()
+        found: dict[str, NDArray[np.float64]] = {}
+        evaluations = [_price_point(self, point, wanted) for point in dense]
+        for name in wanted:
+            found[name] = np.array([one[name] if name in one else float("nan") for one in evaluations])
+        return found
 
     def token_parts(self, point: NDArray[np.float64]) -> "TokenParts":
         """Every decode step at one hardware point, sequences one after another, in its additive parts."""
@@ -222,6 +226,35 @@ class Run:
     def price(self, system: System | None = None) -> Evaluation:
         """All metrics of this plan on a system (by default the one it was planned for)."""
         return _price(self, system or self.system)
+
+
+def _price_point(run: Run, point: NDArray[np.float64], names: Iterable[str]) -> dict[str, float]:
+    """All metrics at one hardware point."""
+    token = run.token_parts(point)
+    times, mean = token.times, token.mean_state
+    found = {"tpot_mean_s": float(times.mean()), "decode_tok_per_s": float(1.0 / times.mean())}
+    found["decode_s"] = float(times.sum() / (len(run.plan.offsets) - 1))
+    found["attention_s"] = float(token.attention.mean())
+    found |= {f"{part}_s": value for part, value in token.fixed.items()}
+    for part, column in (("experts_gpu", kernel.PATH_GPU), ("link", kernel.PATH_LINK), ("ndp", kernel.PATH_NDP)):
+        found[f"{part}_s"] = float(mean[column])
+    found["busy_gpu_s"] = sum(found[f"{part}_s"] for part in ("attention", "router", "dense", "head"))
+    found["busy_gpu_s"] += float(mean[kernel.BUSY_GPU])
+    found["busy_link_s"], found["busy_ndp_s"] = float(mean[kernel.BUSY_LINK]), float(mean[kernel.BUSY_NDP])
+    prefill = run.prefill_times(point)
+    found["migration_s"] = float(run.migration_times(point).mean())
+    if prefill is not None:
+        found["ttft_s"] = float(prefill.mean())
+        found["end_to_end_s"] = found["ttft_s"] + found["migration_s"] + found["decode_s"]
+    memory = list(run.memory().values())
+    found["gpu_memory_bytes"], found["offload_memory_bytes"] = (use["total"] for use in memory)
+    if run.hit_rates is not None:
+        found["hit_rate"] = run.hit_rates.own
+    for name in names:
+        percentile = percentile_of(name)
+        if percentile is not None:
+            found[name] = float(np.percentile(times, percentile))
+    return found
 
 
 def _bytes_per_token(run: Run, system: System) -> dict[str, float]:

@@ -4,7 +4,7 @@ Spec files use the units in the names of their keys; the objects here also offer
 that computes uses only those.
 """
 
-from perfmodel.hardware.base import SOURCE_KINDS, Choice, Constant, Source, SourceKind, Spec
+from perfmodel.hardware.base import SOURCE_KINDS, Choice, Constant, Limits, Source, SourceKind, Spec
 from perfmodel.hardware.devices import CpuSpec, DramSpec, GpuSpec, LinkSpec, NdpSpec
 from perfmodel.hardware.files import KINDS, SpecEntry, list_specs
 from perfmodel.hardware.system import (
@@ -24,6 +24,7 @@ __all__ = [
     "CpuSpec",
     "DramSpec",
     "GpuSpec",
+    "Limits",
     "LinkSpec",
     "NdpSpec",
     "Source",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, Self, TypeVar
@@ -139,7 +140,7 @@ def _sentence(error: Mapping[str, Any], model: type[BaseModel]) -> str:
     if kind == "literal_error":
         return f"key '{key}' is {found}; allowed: {error['ctx']['expected']}"
     if kind in {"greater_than_equal", "less_than_equal", "finite_number", "float_type", "int_type"}:
-        allowed = _allowed(model.model_json_schema().get("properties", {}).get(head, {}))
+        allowed = _allowed(_properties(model).get(head, {}))
         if allowed:
             out = " is out of the plausible range" if kind.endswith("than_equal") else " is not accepted"
             return f"key '{key}' = {found}{out}; allowed: {allowed}"
@@ -188,6 +189,13 @@ class Source(Strict):
     citation: str = Field(min_length=3, description="where the number can be looked up")
 
 
+@functools.cache
+def _properties(model: type[BaseModel]) -> Mapping[str, Any]:
+    """Schemas of a model's fields; made once, because making them is slow."""
+    properties: Mapping[str, Any] = model.model_json_schema().get("properties", {})
+    return properties
+
+
 DEFAULT_SOURCE = Source(source="assumed", citation="default of the spec format; the file gives no value")
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)]
@@ -208,6 +216,15 @@ def clean_value(key: str, value: object) -> int | float | str:
         except (OverflowError, ValueError):
             pass
     raise SpecError(f"key {shown(key)} is {shown(value)}; allowed: a number, or a word for a choice")
+
+
+class Limits(NamedTuple):
+    """Smallest and largest allowed value of a number in the unit of its spec file, and whether it must be whole."""
+
+    low: float
+    high: float
+    whole: bool
+    unit: str
 
 
 class Constant(NamedTuple):
@@ -347,6 +364,20 @@ class Spec(Strict):
             return spec.unit_of(inner)
         extra = type(self).model_fields[key.partition(".")[0]].json_schema_extra
         return str(extra.get("unit", "1")) if isinstance(extra, dict) else "1"
+
+    def limits_of(self, key: str) -> Limits:
+        """Allowed range of the number at a dotted key; `SpecError` for a key that holds no number."""
+        spec, inner = self._split(key)
+        if spec is not self:
+            return spec.limits_of(inner)
+        schema = _properties(type(self)).get(key.partition(".")[0], {})
+        for part in (schema, schema.get("additionalProperties"), *schema.get("anyOf", ())):
+            if isinstance(part, Mapping) and "maximum" in part and key in self.settable_keys():
+                whole = part.get("type") == "integer"
+                return Limits(float(part["minimum"]), float(part["maximum"]), whole, self.unit_of(key))
+        if key in self.settable_keys():
+            raise SpecError(f"{self.label()} {self.name!r}: {shown(key)} is not a number")
+        raise SpecError(self.no_such_key(key))
 
     def _make_room(self, data: dict[str, Any], changed: Mapping[str, Any]) -> None:
         """Hook: drop from ``data`` the keys that the ``changed`` ones replace."""

@@ -305,7 +305,7 @@ class NdpSpec(Spec):
         if self.native_rate_by_bits is None:
             return 16.0 / bits
         wide_enough = [(float(key), rate) for key, rate in self.native_rate_by_bits.items() if float(key) >= bits]
-        return min(wide_enough)[1] if wide_enough else 1.0
+        return min(wide_enough, key=lambda entry: entry[0])[1] if wide_enough else 1.0
 
 
 class CpuSpec(Spec):

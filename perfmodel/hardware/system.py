@@ -17,6 +17,7 @@ from perfmodel.hardware.base import (
     Choice,
     Constant,
     Frozen,
+    Limits,
     Name,
     Source,
     SourceKind,
@@ -112,6 +113,14 @@ class System(Strict):
             state = "is not given" if found is None else f"is the word {found!r}, not a number"
             raise SpecError(f"system {self.name!r}: {key} {state}")
         raise SpecError(f"system {self.name!r}: {spec.no_such_key(inner)}")
+
+    def limits_of(self, key: str) -> Limits:
+        """Allowed range of the number at a dotted key; `SpecError` for a key that holds no number."""
+        _, spec, inner = self._locate(key)
+        try:
+            return spec.limits_of(inner)
+        except SpecError as error:
+            raise SpecError(f"system {self.name!r}: {error}") from None
 
     def source_of(self, key: str) -> Source:
         """Source of the number at a dotted key; `SpecError` when there is no such number."""

@@ -1,0 +1,51 @@
+"""The whole command line, and what happens to errors."""
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from perfmodel import __version__
+from perfmodel.cli import compare, reproduce, specs
+from perfmodel.cli.base import EXIT_BAD_INPUT, Parser, one_line, say
+from perfmodel.errors import PerfModelError
+
+
+def build_parser() -> Parser:
+    """The whole command line."""
+    parser = Parser(
+        prog="perfmodel",
+        description="What a Mixture-of-Experts model costs to serve when its experts are offloaded.",
+    )
+    parser.add_argument("--version", action="version", version=f"perfmodel {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for group in (reproduce, compare, specs):
+        group.add(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 0, or 2 after bad input with one line on standard error."""
+    options = build_parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a character still gets the rest
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except PerfModelError as error:
+        say(f"perfmodel: error: {one_line(error)}")
+        return EXIT_BAD_INPUT
+    except BrokenPipeError:
+        # The reader of a pipe went away; nothing is left to say, and Python must not say it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        say(f"perfmodel: error: {error.filename2 or error.filename or 'output'}: {error.strerror or error}")
+        return EXIT_BAD_INPUT
+    except MemoryError:
+        say("perfmodel: error: not enough memory; use a shorter --output, fewer sequences or a smaller trace")
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        say("perfmodel: interrupted")
+        return 130
+    return code

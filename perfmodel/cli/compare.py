@@ -1,0 +1,77 @@
+"""``perfmodel compare`` and ``perfmodel policies``: what can be compared, on one point."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from perfmodel.cli.base import (
+    add_command,
+    add_scenario,
+    default_policies,
+    load_plots,
+    load_trace,
+    print_json,
+    print_text,
+    say,
+)
+
+
+def add(commands: Any) -> None:
+    """Add the commands."""
+    one = add_command(commands, "compare", "compare policies on one model, system and trace", _compare)
+    add_scenario(one)
+    one.add_argument("--json", action="store_true", help="print one JSON document")
+    one.add_argument("--plot", metavar="FILE", help="also draw the comparison (.png, .svg or .pdf)")
+    one.add_argument("--check", action="store_true", help="repeat every sum by the plain loop over picks (slow)")
+
+    one = add_command(commands, "policies", "list the systems that can be compared, with their options", _policies)
+    one.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from perfmodel import reports
+    from perfmodel.bitwidth import LossTable
+    from perfmodel.hardware import load_system
+    from perfmodel.model import MoEModel
+    from perfmodel.run import make_replay, plan_run
+
+    if options.plot is not None:
+        from perfmodel.plots import check_suffix
+
+        check_suffix(options.plot)  # before any work is done
+    model = MoEModel.from_config(options.model)
+    system = load_system(options.system)
+    texts = options.policy or default_policies(system)
+    trace = load_trace(options.trace)
+    losses = None if options.loss is None else LossTable.load(options.loss)
+    replay = make_replay(model, trace, options.prompt, options.output, options.layers)
+    runs = [plan_run(model, system, replay, text, losses=losses) for text in texts]
+    evaluations = [run.price() for run in runs]
+    differences = [_check(run, one) for run, one in zip(runs, evaluations, strict=True)] if options.check else None
+    if options.plot is not None:
+        plots = load_plots()
+        capacity = {system.name: system.gpu.memory_capacity_bytes}
+        plots.save(plots.comparison_figure(evaluations, labels=texts, gpu_capacity_bytes=capacity), Path(options.plot))
+        say(f"wrote {options.plot}")
+    if options.json:
+        print_json(reports.comparison_data(evaluations, model, system, trace, differences))
+    else:
+        print_text(reports.comparison(evaluations, differences))
+    return 0
+
+
+def _check(run: Any, evaluation: Any) -> float:
+    """Largest relative difference between the states and the plain loop over every pick."""
+    from perfmodel.oracle import largest_difference, per_pick
+
+    return largest_difference(evaluation, per_pick(run))
+
+
+def _policies(options: argparse.Namespace) -> int:
+    from perfmodel import reports
+
+    if options.json:
+        print_json(reports.policies_data())
+    else:
+        print_text(reports.policies())
+    return 0

@@ -76,7 +76,7 @@ def select_bitwidths(importance: ArrayLike, losses: ArrayLike, mean_bits: float)
         )
     _not_negative(loss, "losses", PolicyError)
     num_experts = rank.shape[-1]
-    budget = bit_budget(num_experts, mean_bits)
+    bit_budget(num_experts, mean_bits)  # refuses a bad mean where there is nothing to choose as well
     try:
         lead = np.broadcast_shapes(rank.shape[:-1], loss.shape[:-2])
     except ValueError:
@@ -90,15 +90,25 @@ def select_bitwidths(importance: ArrayLike, losses: ArrayLike, mean_bits: float)
     loss = np.broadcast_to(loss, (*lead, num_experts, len(BITS))).reshape(-1, num_experts, len(BITS))
     order = np.argsort(-rank, axis=1, kind="stable")
     ordered = np.take_along_axis(loss, order[:, :, None], axis=1)
-    counts = select_prefix(_scaled(ordered), np.full(len(ordered), budget, dtype=np.int64))
+    bits = np.empty(order.shape, dtype=np.int8)
+    np.put_along_axis(bits, order, bits_by_rank(ordered, mean_bits), axis=1)
+    return bits.reshape(*lead, num_experts)
 
+
+def bits_by_rank(losses: NDArray[np.float64], mean_bits: float) -> NDArray[np.int8]:
+    """What `select_bitwidths` chooses where experts are already in order of decreasing importance [B, E].
+
+    losses : float64 [B, E, 4] of at least one expert, finite and not negative; not checked.
+    """
+    num_rows, num_experts = losses.shape[:2]
+    counts = select_prefix(_scaled(losses), np.full(num_rows, bit_budget(num_experts, mean_bits), dtype=np.int64))
     # The first n4 experts in order get 4 bits, up to n4 + n3 get 3, up to n4 + n3 + n2 get 2.
     ends = np.cumsum(counts[:, :3], axis=1)
     position = np.arange(num_experts)
-    bits_in_order = 1 + (position[None, :, None] < ends[:, None, :]).sum(axis=2)
-    bits = np.empty(order.shape, dtype=np.int8)
-    np.put_along_axis(bits, order, bits_in_order.astype(np.int8), axis=1)
-    return bits.reshape(*lead, num_experts)
+    bits = np.ones((num_rows, num_experts), dtype=np.int8)
+    for end in ends.T:
+        bits += position < end[:, None]
+    return bits
 
 
 @dataclass(frozen=True, eq=False)

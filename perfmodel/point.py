@@ -1,6 +1,7 @@
 """Systems as the numbers that kernels read, in SI units and after derating."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +46,22 @@ class Points(NamedTuple):
         points = np.tile(self.base, (self.num_points, 1))
         points[:, self.places] = self.values.T
         return points
+
+    def by_words(self) -> Iterator[tuple["Points", NDArray[np.int64] | slice]]:
+        """Parts that share what is a word in a spec (dataflow, precision scaling), and where their points stand.
+
+        Kernels read words once for all points. Only points that were given whole can differ in one.
+        """
+        words = [i for i, at in enumerate(self.places.tolist()) if at in (place.NDP_DATAFLOW, place.NDP_SCALING)]
+        if not words:
+            yield self, slice(None)
+            return
+        others = [i for i in range(len(self.places)) if i not in words]
+        for combination in np.unique(self.values[words], axis=1).T:
+            columns = np.flatnonzero((self.values[words] == combination[:, None]).all(axis=0))
+            base = self.base.copy()
+            base[self.places[words]] = combination
+            yield Points(base, self.places[others], np.ascontiguousarray(self.values[others][:, columns])), columns
 
     @classmethod
     def of(cls, points: ArrayLike) -> "Points":
@@ -163,11 +180,11 @@ def hardware_points(system: System, values: Mapping[str, ArrayLike], dtype: str 
     shape = np.broadcast_shapes(*(array.shape for array in arrays.values()), (1,))
     found = _places(_with_arrays(system, _without_timings(system, arrays)), dtype)
     varying = [i for i, value in enumerate(found) if isinstance(value, np.ndarray)]
-    rows = [np.broadcast_to(found[i], shape).reshape(-1) for i in varying]
     base = np.array([0.0 if i in varying else value for i, value in enumerate(found)], dtype=np.float64)
-    count = int(np.prod(shape))
-    table = np.ascontiguousarray(rows, dtype=np.float64) if rows else np.empty((0, count))
-    return Points(base, np.array(varying, dtype=np.int64), table)
+    table = np.empty((len(varying), *shape))
+    for row, i in zip(table, varying, strict=True):
+        row[...] = found[i]
+    return Points(base, np.array(varying, dtype=np.int64), table.reshape(len(varying), math.prod(shape)))
 
 
 def _without_timings(system: System, arrays: dict[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:

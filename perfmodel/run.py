@@ -6,10 +6,10 @@ states loses nothing. The first output token comes out of the prefill; ``N`` out
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,11 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 from perfmodel import placement
 from perfmodel.bitwidth import LossTable
 from perfmodel.errors import PerfModelError, PolicyError, TraceError
-from perfmodel.evaluation import PARTS, Evaluation, HitRates, metric, percentile_of
+from perfmodel.evaluation import METRICS, PARTS, RESOURCES, Evaluation, HitRates, metric, percentile_of
 from perfmodel.hardware import System, load_system
-from perfmodel.kernels import front
-from perfmodel.kernels import point as place
-from perfmodel.kernels import replay as kernel
+from perfmodel.kernels import front, replay
+from perfmodel.kernels import price as kernel
 from perfmodel.kernels.replay import ACTIVATION_BYTES
 from perfmodel.model import MoEModel
 from perfmodel.operators import attention_rows, operators
@@ -29,24 +28,6 @@ from perfmodel.point import Points, hardware_point
 from perfmodel.policies import Executor, Plan, PlanInputs, Policy, parse_policy
 from perfmodel.routing import Replay, RoutingTrace, statistics
 from perfmodel.states import States, decode_states, prefill_states
-
-
-class TokenParts(NamedTuple):
-    """Decode steps in additive parts.
-
-    attention, experts : float64 [T], time of every step [s]. fixed : parts that are the same in every step [s].
-    mean_state : float64 [STATE_SIZE], the expert part of a mean step, by the columns of ``kernels/replay.py`` [s].
-    """
-
-    attention: NDArray[np.float64]
-    fixed: dict[str, float]
-    experts: NDArray[np.float64]
-    mean_state: NDArray[np.float64]
-
-    @property
-    def times(self) -> NDArray[np.float64]:
-        """Time of every decode step [T] [s]."""
-        return np.asarray(self.attention + sum(self.fixed.values()) + self.experts)
 
 
 @dataclass(frozen=True)
@@ -80,13 +61,8 @@ class Run:
         return np.asarray(np.repeat(self.plan.context_start, lengths) + step + 1, dtype=np.float64)
 
     @functools.cached_property
-    def _distinct_contexts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        contexts, count = np.unique(self.contexts, return_counts=True)
-        return contexts, count.astype(np.float64)
-
-    @functools.cached_property
     def _state_count(self) -> NDArray[np.float64]:
-        return self.decode.state_count()
+        return self.decode.state_count
 
     @functools.cached_property
     def _work_count(self) -> NDArray[np.float64]:
@@ -97,16 +73,20 @@ class Run:
         return attention_rows(self.model)
 
     @functools.cached_property
-    def _per_token(self) -> NDArray[np.float64]:
-        return np.array([op.row(self.model, 1.0) for op in operators(self.model)])
-
-    @functools.cached_property
     def _matrices(self) -> NDArray[np.float64]:
-        return np.array(self.model.expert_matrices, dtype=np.float64)
+        shapes, count = np.unique(np.array(self.model.expert_matrices, np.float64), axis=0, return_counts=True)
+        return np.column_stack([shapes, count.astype(np.float64)])
 
-    def _expert_shape(self, states: States) -> tuple[Any, ...]:
-        """What the state kernels want to know about experts and states, in their order."""
+    def _operators(self, tokens: float, last: float) -> NDArray[np.float64]:
+        """Router, dense layers, LM head (for the ``last`` token alone) and shared experts, as rows of the kernels."""
+        router, dense, head, shared = operators(self.model)
+        rows = [op.row(self.model, tokens) for op in (router, dense)]
+        return np.array([*rows, head.row(self.model, last), shared.row(self.model, tokens)], dtype=np.float64)
+
+    def _states(self, states: States, overlapped: bool) -> tuple[Any, ...]:
+        """What the kernels want to know about experts and states, in their order."""
         return (
+            float(self.model.num_layers),
             states.work,
             float(self.model.expert_params),
             float(self.model.hidden_size),
@@ -116,7 +96,38 @@ class Run:
             states.row_count,
             states.state_row,
             states.state_before,
+            overlapped,
         )
+
+    @functools.cached_property
+    def _decode_inputs(self) -> tuple[Any, ...]:
+        states = self._states(self.decode, self.plan.overlap == "max")
+        return (self._attention, self._operators(1.0, 1.0), *states)
+
+    @functools.cached_property
+    def _mean_inputs(self) -> tuple[Any, ...]:
+        contexts, count = np.unique(self.contexts, return_counts=True)
+        tokens = float(len(self.contexts))
+        return (*self._decode_inputs, self._state_count, contexts, count.astype(np.float64), tokens)
+
+    @functools.cached_property
+    def _token_inputs(self) -> tuple[Any, ...]:
+        offsets, state, count = replay.token_states(self.decode.state_id, len(self.decode.state_row))
+        return (*self._decode_inputs, self.contexts, offsets, state, count)
+
+    @functools.cached_property
+    def _prefill_inputs(self) -> tuple[Any, ...] | None:
+        states, prompts = self.prefill, self.plan.prompt_tokens.astype(np.float64)
+        if states is None:
+            return None
+        # A prefill overlaps both sides of a layer whatever the decode does.
+        by_sequence = states._replace(
+            state_row=np.ascontiguousarray(states.state_row[states.state_id.ravel()]),
+            state_before=np.ascontiguousarray(states.state_before[states.state_id.ravel()]),
+        )
+        rows = np.array([self._operators(prompt, 1.0) for prompt in prompts.tolist()])
+        offsets = np.arange(len(prompts) + 1, dtype=np.int64) * states.state_id.shape[1]
+        return (self._attention, rows, *self._states(by_sequence, True), offsets, prompts)
 
     def mean_token_s(self, points: Points | ArrayLike) -> NDArray[np.float64]:
         """Mean time per output token at every hardware point [N] [s]; points as in `metrics`."""
@@ -131,73 +142,41 @@ class Run:
         points : hardware points, from ``point.hardware_points``; or float64 [N, POINT_SIZE], rows of
             ``point.hardware_point``.
 
-        The same kernels as `price` in the same order, so both give the same numbers. What the trace or the policy
-        cannot tell (``ttft_s`` without a prefill, ``hit_rate`` without a placement) is NaN.
+        `price` takes its numbers from here too, and how points are grouped into calls changes no bit. What the trace
+        or the policy cannot tell (``ttft_s`` without a prefill, ``hit_rate`` without a placement) is NaN.
 
         Raises
         ------
         PerfModelError : an unknown metric, or something else than points.
         """
-        wanted = {name: metric(name) for name in names}
+        wanted = [metric(name) for name in names]
         many = points if isinstance(points, Points) else Points.of(points)
-        dense = many.dense()
-        found: dict[str, NDArray[np.float64]] = {}
-        evaluations = [_price_point(self, point, wanted) for point in dense]
-        for name in wanted:
-            found[name] = np.array([one[name] if name in one else float("nan") for one in evaluations])
+        found = {one.name: np.full(many.num_points, np.nan) for one in wanted}
+        for part, columns in many.by_words():
+            for family in dict.fromkeys(one.family for one in wanted):
+                priced = _PRICED[family](self, part, [one.name for one in wanted if one.family == family])
+                for name, values in priced.items():
+                    found[name][columns] = values
         return found
-
-    def token_parts(self, point: NDArray[np.float64]) -> "TokenParts":
-        """Every decode step at one hardware point, sequences one after another, in its additive parts."""
-        fixed = front.operator_times(point[None, :], self._per_token)[0]
-        states = kernel.state_times(
-            point, *self._expert_shape(self.decode), float(fixed[-1]), self.plan.overlap == "max"
-        )
-        return TokenParts(
-            attention=front.decode_attention_times(point, self.contexts, self._attention),
-            fixed={
-                "router": float(fixed[0]),
-                "dense": float(fixed[1]),
-                "head": float(fixed[2]),
-                "overhead": float(self.model.num_layers * point[place.LAYER_OVERHEAD]),
-            },
-            experts=kernel.token_sums(np.ascontiguousarray(states[:, kernel.TIME]), self.decode.state_id),
-            mean_state=(self._state_count[:, None] * states).sum(axis=0) / len(self.contexts),
-        )
 
     def token_times(self, point: NDArray[np.float64]) -> NDArray[np.float64]:
         """Time of every decode step at one hardware point, sequences one after another [T] [s]."""
-        return self.token_parts(point).times
+        none = np.empty(0, np.int64), np.empty(0)
+        return np.asarray(kernel.token_percentiles(*Points.one(point), *self._token_inputs, *none)[:, 0])
 
     def prefill_times(self, point: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """Time from the prompt to the first output token, one a sequence [S] [s]; None without a prefill.
-
-        Both sides of a layer overlap. The LM head runs for the last prompt token alone.
-        """
-        if self.prefill is None:
+        """Time from the prompt to the first output token, one a sequence [S] [s]; None without a prefill."""
+        if self._prefill_inputs is None:
             return None
-        model, states = self.model, self.prefill
-        prompts = self.plan.prompt_tokens.astype(np.float64)
-        total = front.prefill_attention_times(point, prompts, self._attention)
-        total += model.num_layers * point[place.LAYER_OVERHEAD]
-        router, dense, head, shared = operators(model)
-        for s, prompt in enumerate(prompts.tolist()):
-            rows = np.array([router.row(model, prompt), dense.row(model, prompt), head.row(model, 1.0)])
-            rows = np.vstack([rows, shared.row(model, prompt)])
-            fixed = front.operator_times(point[None, :], rows)[0]
-            layers = states.state_id[s]
-            part = states._replace(
-                state_row=np.ascontiguousarray(states.state_row[layers]),
-                state_before=np.ascontiguousarray(states.state_before[layers]),
-            )
-            experts = kernel.state_times(point, *self._expert_shape(part), float(fixed[-1]), True)
-            total[s] += fixed[:-1].sum() + experts[:, kernel.TIME].sum()
-        return np.asarray(total)
+        return np.asarray(kernel.prefill_times(*Points.one(point), *self._prefill_inputs)[:, 0])
 
     def migration_times(self, point: NDArray[np.float64]) -> NDArray[np.float64]:
         """One-off copies of hot experts to the GPU, one transfer an expert, one time a sequence [S] [s]."""
-        one = kernel.copy_time(point, float(self.model.expert_bytes(self.model.expert_bits)))
-        return np.asarray(self.plan.migrated_experts * one)
+        return np.asarray(self.plan.migrated_experts * self._copy_times(Points.one(point)))
+
+    def _copy_times(self, points: Points) -> NDArray[np.float64]:
+        """One copy of an expert at its stored precision [N] [s]."""
+        return np.asarray(kernel.copy_times(*points, float(self.model.expert_bytes(self.model.expert_bits))))
 
     def bytes_per_token(self, system: System | None = None) -> dict[str, float]:
         """Mean bytes a decode step moves, by tier; a system matters only by the group scales of its device."""
@@ -228,33 +207,78 @@ class Run:
         return _price(self, system or self.system)
 
 
-def _price_point(run: Run, point: NDArray[np.float64], names: Iterable[str]) -> dict[str, float]:
-    """All metrics at one hardware point."""
-    token = run.token_parts(point)
-    times, mean = token.times, token.mean_state
-    found = {"tpot_mean_s": float(times.mean()), "decode_tok_per_s": float(1.0 / times.mean())}
-    found["decode_s"] = float(times.sum() / (len(run.plan.offsets) - 1))
-    found["attention_s"] = float(token.attention.mean())
-    found |= {f"{part}_s": value for part, value in token.fixed.items()}
-    for part, column in (("experts_gpu", kernel.PATH_GPU), ("link", kernel.PATH_LINK), ("ndp", kernel.PATH_NDP)):
-        found[f"{part}_s"] = float(mean[column])
-    found["busy_gpu_s"] = sum(found[f"{part}_s"] for part in ("attention", "router", "dense", "head"))
-    found["busy_gpu_s"] += float(mean[kernel.BUSY_GPU])
-    found["busy_link_s"], found["busy_ndp_s"] = float(mean[kernel.BUSY_LINK]), float(mean[kernel.BUSY_NDP])
-    prefill = run.prefill_times(point)
-    found["migration_s"] = float(run.migration_times(point).mean())
-    if prefill is not None:
-        found["ttft_s"] = float(prefill.mean())
-        found["end_to_end_s"] = found["ttft_s"] + found["migration_s"] + found["decode_s"]
-    memory = list(run.memory().values())
-    found["gpu_memory_bytes"], found["offload_memory_bytes"] = (use["total"] for use in memory)
+def _means(run: Run, points: Points, names: list[str]) -> dict[str, NDArray[np.float64]]:
+    with_parts = any(name not in _FROM_MEAN for name in names)
+    means = kernel.token_means(*points, *run._mean_inputs, with_parts)
+    mean = means[kernel.TOTAL]
+    steps = len(run.contexts) / (len(run.plan.offsets) - 1)
+    found: dict[str, Any] = {}
+    for name in names:
+        if name in _FROM_MEAN:
+            found[name] = _FROM_MEAN[name](mean, steps)
+        elif name == "busy_gpu_s":
+            around = means[kernel.ATTENTION] + means[kernel.ROUTER] + means[kernel.DENSE] + means[kernel.HEAD]
+            found[name] = around + means[kernel.STATE + replay.BUSY_GPU]
+        else:
+            found[name] = means[_ROWS[name]]
+    return found
+
+
+#: What follows from the mean step alone, and from how many steps a sequence has.
+_FROM_MEAN: dict[str, Callable[[NDArray[np.float64], float], NDArray[np.float64]]] = {
+    "tpot_mean_s": lambda mean, steps: mean,
+    "decode_tok_per_s": lambda mean, steps: 1.0 / mean,
+    "decode_s": lambda mean, steps: mean * steps,
+}
+#: Where the other means stand in the result of the kernel.
+_ROWS = {
+    "attention_s": kernel.ATTENTION,
+    "router_s": kernel.ROUTER,
+    "dense_s": kernel.DENSE,
+    "head_s": kernel.HEAD,
+    "overhead_s": kernel.OVERHEAD,
+    "experts_gpu_s": kernel.STATE + replay.PATH_GPU,
+    "link_s": kernel.STATE + replay.PATH_LINK,
+    "ndp_s": kernel.STATE + replay.PATH_NDP,
+    "busy_link_s": kernel.STATE + replay.BUSY_LINK,
+    "busy_ndp_s": kernel.STATE + replay.BUSY_NDP,
+}
+
+
+def _percentiles(run: Run, points: Points, names: list[str]) -> dict[str, NDArray[np.float64]]:
+    # The place of a percentile among the steps, as NumPy computes it.
+    asked = np.array([percentile_of(name) for name in names], dtype=np.float64)
+    place = (len(run.contexts) - 1) * (asked / 100.0)
+    rank = np.floor(place)
+    found = kernel.token_percentiles(*points, *run._token_inputs, rank.astype(np.int64), place - rank)
+    return dict(zip(names, found, strict=True))
+
+
+def _prefills(run: Run, points: Points, names: list[str]) -> dict[str, NDArray[np.float64]]:
+    migration = run.plan.migrated_experts.mean() * run._copy_times(points)
+    found = {"migration_s": migration}
+    if run._prefill_inputs is not None and ("ttft_s" in names or "end_to_end_s" in names):
+        found["ttft_s"] = kernel.prefill_times(*points, *run._prefill_inputs).mean(axis=0)
+        if "end_to_end_s" in names:
+            decode = _means(run, points, ["decode_s"])["decode_s"]
+            found["end_to_end_s"] = found["ttft_s"] + migration + decode
+    return {name: values for name, values in found.items() if name in names}
+
+
+def _decisions(run: Run, points: Points, names: list[str]) -> dict[str, NDArray[np.float64]]:
+    gpu, behind = (use["total"] for use in run.memory().values())
+    found = {"gpu_memory_bytes": gpu, "offload_memory_bytes": behind}
     if run.hit_rates is not None:
         found["hit_rate"] = run.hit_rates.own
-    for name in names:
-        percentile = percentile_of(name)
-        if percentile is not None:
-            found[name] = float(np.percentile(times, percentile))
-    return found
+    return {name: np.full(points.num_points, found[name]) for name in names if name in found}
+
+
+_PRICED: dict[str, Callable[[Run, Points, list[str]], dict[str, NDArray[np.float64]]]] = {
+    "mean": _means,
+    "percentile": _percentiles,
+    "prefill": _prefills,
+    "plan": _decisions,
+}
 
 
 def _bytes_per_token(run: Run, system: System) -> dict[str, float]:
@@ -262,14 +286,14 @@ def _bytes_per_token(run: Run, system: System) -> dict[str, float]:
     tokens = float(len(run.contexts))
     work = states.work
     count = run._work_count / tokens
-    executor, bits = work[:, kernel.EXECUTOR], work[:, kernel.BITS]
+    executor, bits = work[:, replay.EXECUTOR], work[:, replay.BITS]
     activations = 2.0 * model.hidden_size * ACTIVATION_BYTES
     weights = model.expert_params * bits / 8
     scale_bits = system.ndp.scale_bits_per_weight if system.ndp is not None else 0.0
     elements = sum(rows * cols for rows, cols in model.expert_matrices)
     on_gpu = (executor == Executor.GPU) | (executor == Executor.FETCH)
     near = executor == Executor.NDP
-    copies = (executor == Executor.FETCH) * (1.0 + work[:, kernel.WASTED])
+    copies = (executor == Executor.FETCH) * (1.0 + work[:, replay.WASTED])
     gpu = float((count * on_gpu * (weights + activations)).sum())
     *around, shared = (op.row(model, 1.0) for op in operators(model))
     gpu += sum(row[front.REPEATS] * row[front.BYTES] for row in around)
@@ -282,7 +306,7 @@ def _bytes_per_token(run: Run, system: System) -> dict[str, float]:
         "gpu_memory": gpu,
         "link_weights": float((count * copies * weights).sum()),
         "link_activations": float((count * near).sum() * activations),
-        "ndp_memory": float((count * near * elements * (bits + work[:, kernel.QUANTISED] * scale_bits) / 8).sum()),
+        "ndp_memory": float((count * near * elements * (bits + work[:, replay.QUANTISED] * scale_bits) / 8).sum()),
     }
 
 
@@ -315,6 +339,10 @@ def _floor(run: Run, system: System) -> float:
     return max(times)
 
 
+#: What `price` takes from `metrics`.
+_EVALUATED = tuple(name for name, one in METRICS.items() if one.family != "plan")
+
+
 def _price(run: Run, system: System) -> Evaluation:
     if len(run.contexts) == 0:
         raise TraceError("the trace holds no decode step to price")
@@ -322,25 +350,14 @@ def _price(run: Run, system: System) -> Evaluation:
         raise PolicyError(
             f"the plan of {run.policy.name} runs experts on a near-data device, and system {system.name} has none"
         )
-    point = hardware_point(system)
     plan = run.plan
-    token = run.token_parts(point)
-    times, mean = token.times, token.mean_state
-    parts = {
-        "attention": float(token.attention.mean()),
-        "experts_gpu": float(mean[kernel.PATH_GPU]),
-        "link": float(mean[kernel.PATH_LINK]),
-        "ndp": float(mean[kernel.PATH_NDP]),
-        **token.fixed,
-    }
-    breakdown = {part: parts[part] for part in PARTS}
+    priced = run.metrics(_EVALUATED, Points.one(hardware_point(system)))
+    one = {name: float(values[0]) for name, values in priced.items()}
+    breakdown = {part: one[f"{part}_s"] for part in PARTS}
     on_gpu = sum(breakdown[part] for part in ("attention", "router", "dense", "experts_gpu", "head"))
-    by_resource = {"gpu": on_gpu, "link": parts["link"], "ndp": parts["ndp"], "overhead": parts["overhead"]}
-    busy_gpu = on_gpu - parts["experts_gpu"] + float(mean[kernel.BUSY_GPU])
-    prefill = run.prefill_times(point)
-    migration = run.migration_times(point)
-    decode = np.add.reduceat(times, plan.offsets[:-1])
+    by_resource = {"gpu": on_gpu, "link": breakdown["link"], "ndp": breakdown["ndp"], "overhead": breakdown["overhead"]}
     lengths = np.diff(plan.offsets)
+    prefill = run.prefill
     cosine = statistics.load_cosine(run.replay.trace) if prefill is not None else None
     metadata = run.replay.trace.metadata
     return Evaluation(
@@ -351,20 +368,19 @@ def _price(run: Run, system: System) -> Evaluation:
         trace_source=str(metadata.get("source", "unknown")),
         prompt_tokens=float(plan.context_start.mean()),
         output_tokens=float(lengths.mean()),
-        ttft_s=None if prefill is None else float(prefill.mean()),
-        migration_s=float(migration.mean()),
-        end_to_end_s=None if prefill is None else float((prefill + migration + decode).mean()),
-        decode_s=float(decode.mean()),
-        tpot_mean_s=float(times.mean()),
-        **{
-            f"tpot_p{q}_s": float(value)
-            for q, value in zip((50, 95, 99), np.percentile(times, (50, 95, 99)), strict=True)
-        },
-        tpot_max_s=float(times.max()),
-        decode_tok_per_s=float(1.0 / times.mean()),
-        ndp_side_s=float(mean[kernel.BUSY_NDP]),
+        ttft_s=None if prefill is None else one["ttft_s"],
+        migration_s=one["migration_s"],
+        end_to_end_s=None if prefill is None else one["end_to_end_s"],
+        decode_s=one["decode_s"],
+        tpot_mean_s=one["tpot_mean_s"],
+        tpot_p50_s=one["tpot_p50_s"],
+        tpot_p95_s=one["tpot_p95_s"],
+        tpot_p99_s=one["tpot_p99_s"],
+        tpot_max_s=one["tpot_max_s"],
+        decode_tok_per_s=one["decode_tok_per_s"],
+        ndp_side_s=one["busy_ndp_s"],
         breakdown_s=breakdown,
-        busy_s={"gpu": busy_gpu, "link": float(mean[kernel.BUSY_LINK]), "ndp": float(mean[kernel.BUSY_NDP])},
+        busy_s={resource: one[f"busy_{resource}_s"] for resource in RESOURCES},
         bytes_per_token=run.bytes_per_token(system),
         memory_bytes=run.memory(),
         bandwidth_floor_s=_floor(run, system),

@@ -1,11 +1,13 @@
 """A plan compressed to its distinct states, so that pricing costs a loop over states instead of over picks."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.kernels import replay
+from perfmodel.kernels.picks import number_rows
 from perfmodel.policies.base import Plan, WorkClass
 
 #: Largest table of keys that is indexed directly; above it, rows of picks are sorted.
@@ -19,6 +21,7 @@ class States(NamedTuple):
     row_offsets, row_work, row_count : the rows in compressed form.
     state_row, state_before : int64 [S].
     state_id : int32 [T, L], the state of every token (or sequence, in a prefill) and layer.
+    state_count : float64 [S], how often each state occurs.
     """
 
     work: NDArray[np.float64]
@@ -28,10 +31,7 @@ class States(NamedTuple):
     state_row: NDArray[np.int64]
     state_before: NDArray[np.int64]
     state_id: NDArray[np.int32]
-
-    def state_count(self) -> NDArray[np.float64]:
-        """How often each state occurs [S]."""
-        return np.bincount(self.state_id.ravel(), minlength=len(self.state_row)).astype(np.float64)
+    state_count: NDArray[np.float64]
 
     def work_count(self, state_count: NDArray[np.float64]) -> NDArray[np.float64]:
         """How often each kind of work occurs over the whole trace [A], from how often each state does [S]."""
@@ -40,30 +40,33 @@ class States(NamedTuple):
         return np.bincount(self.row_work, weights=per_entry, minlength=len(self.work)).astype(np.float64)
 
 
-def _work_row(work: WorkClass, tokens: float) -> list[float]:
-    return [
-        float(work.executor),
-        tokens,
-        work.bits,
-        float(work.quantised),
-        float(work.ahead),
-        float(work.wasted),
-    ]
+def _work_rows(classes: Sequence[WorkClass]) -> NDArray[np.float64]:
+    """Work of one token of every class [classes, WORK_SIZE]."""
+    rows = [(float(c.executor), 1.0, c.bits, float(c.quantised), float(c.ahead), float(c.wasted)) for c in classes]
+    return np.array(rows).reshape(-1, replay.WORK_SIZE)
 
 
-def _distinct_picks(picks: NDArray[np.uint8], num_classes: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """How many picks of each class every distinct row has [R, classes], and the row of every token and layer [T, L]."""
+def _distinct_picks(picks: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
+    """The distinct rows of picks.
+
+    Returns
+    -------
+    counts [R, classes], how many picks of each class every row has; the row of every token and layer [T, L]; how
+    often each row occurs [R].
+    """
     width = picks.shape[2]
+    # Classes that only the prefill has come last; without them the keys stay small.
+    num_classes = int(picks.max(initial=0)) + 1
     num_keys = (width + 1) ** num_classes
     if num_keys > _LARGEST_TABLE:
         ordered = np.sort(picks.reshape(-1, width), axis=1)
-        distinct, inverse = np.unique(ordered, axis=0, return_inverse=True)
+        distinct, inverse, often = np.unique(ordered, axis=0, return_inverse=True, return_counts=True)
         counts = np.zeros((len(distinct), num_classes), dtype=np.int64)
         np.add.at(counts, (np.arange(len(distinct))[:, None], distinct), 1)
-        return counts, inverse.reshape(picks.shape[:2]).astype(np.int32)
+        return counts, inverse.reshape(picks.shape[:2]).astype(np.int32), often
     digit = (width + 1) ** np.arange(num_classes, dtype=np.int64)
-    row, keys = replay.pick_rows(np.ascontiguousarray(picks), digit, num_keys)
-    return keys[:, None] // digit % (width + 1), row
+    row, keys, often = number_rows(np.ascontiguousarray(picks), digit, num_keys)
+    return keys[:, None] // digit % (width + 1), row, often
 
 
 def _with_layer_before(
@@ -84,24 +87,25 @@ def _with_layer_before(
 
 def decode_states(plan: Plan) -> States:
     """States of the decode steps: which classes a layer's picks fall in, one token each."""
-    counts, row = _distinct_picks(plan.picks, len(plan.classes))
+    counts, row, often = _distinct_picks(plan.picks)
     num_rows = len(counts)
     entry_row, entry_work = np.nonzero(counts)
     offsets = np.searchsorted(entry_row, np.arange(num_rows + 1)).astype(np.int64)
-    work = np.array([_work_row(c, 1.0) for c in plan.classes]).reshape(-1, replay.WORK_SIZE)
     if any(c.ahead or c.wasted for c in plan.classes):
         state_row, state_before, state_id = _with_layer_before(row, num_rows)
+        often = np.bincount(state_id.ravel())
     else:
         state_row = np.arange(num_rows, dtype=np.int64)
         state_before, state_id = np.full(num_rows, -1, dtype=np.int64), row
     return States(
-        work,
+        _work_rows(plan.classes),
         offsets,
         entry_work.astype(np.int64),
         counts[entry_row, entry_work].astype(np.float64),
         state_row,
         state_before,
         np.ascontiguousarray(state_id),
+        often.astype(np.float64),
     )
 
 
@@ -110,18 +114,22 @@ def prefill_states(plan: Plan) -> States | None:
     if plan.prefill_tokens is None or plan.prefill_class is None:
         return None
     sequences, layers, _ = plan.prefill_tokens.shape
-    entry = np.nonzero(plan.prefill_tokens)
-    pairs = np.stack([plan.prefill_class[entry].astype(np.int64), plan.prefill_tokens[entry]], axis=1)
-    distinct, number = np.unique(pairs, axis=0, return_inverse=True)
-    work = np.array([_work_row(plan.classes[c], float(tokens)) for c, tokens in distinct])
     num_rows = sequences * layers
-    offsets = np.searchsorted(entry[0] * layers + entry[1], np.arange(num_rows + 1)).astype(np.int64)
+    selected = plan.prefill_tokens > 0
+    tokens = plan.prefill_tokens[selected]
+    # One key for each pair of class and token count, in the order of the pairs.
+    above = int(tokens.max(initial=0)) + 1
+    distinct, number = np.unique(plan.prefill_class[selected] * np.int64(above) + tokens, return_inverse=True)
+    work = _work_rows(plan.classes)[distinct // above]
+    work[:, replay.TOKENS] = distinct % above
+    per_row = np.count_nonzero(selected.reshape(num_rows, -1), axis=1)
     return States(
-        work.reshape(-1, replay.WORK_SIZE),
-        offsets,
+        work,
+        np.concatenate(([0], np.cumsum(per_row))).astype(np.int64),
         number.reshape(-1).astype(np.int64),
         np.ones(len(number)),
         np.arange(num_rows, dtype=np.int64),
         np.full(num_rows, -1, dtype=np.int64),
         np.arange(num_rows, dtype=np.int32).reshape(sequences, layers),
+        np.ones(num_rows),
     )

@@ -44,7 +44,7 @@ def requests(draw: st.DrawFn):
     mask = rng.random(shape) < draw(st.sampled_from([0.3, 0.8, 1.0]))
     wanted = rng.integers(0, 3, shape)
     offsets = np.cumsum([0, *lengths])
-    return np.ascontiguousarray(ids), mask, wanted, offsets, experts
+    return np.ascontiguousarray(ids, np.uint16), mask, wanted.astype(np.uint8), offsets, experts
 
 
 def places(mask, offsets):
@@ -104,7 +104,7 @@ def test_more_room_never_loses_a_hit(request) -> None:
 
 
 def test_order_within_a_step_and_eviction_by_hand() -> None:
-    ids = np.array([[[0, 1]], [[1, 2]], [[0, 1]], [[2, 1]]])
+    ids = np.array([[[0, 1]], [[1, 2]], [[0, 1]], [[2, 1]]], np.uint16)
     mask = np.ones(ids.shape, bool)
     hits = lru_hits(ids, mask, np.array([0, 4]), 3, 2)
     # After each step the cache holds {0, 1}, {1, 2}, {0, 1} and {2, 1}.
@@ -113,7 +113,7 @@ def test_order_within_a_step_and_eviction_by_hand() -> None:
 
 
 def test_low_precision_copies_never_serve_a_pick_that_wants_high_precision() -> None:
-    ids = np.zeros((5, 1, 1), np.int64)
-    wanted = np.array([1, 1, 0, 1, 2]).reshape(5, 1, 1)
+    ids = np.zeros((5, 1, 1), np.uint16)
+    wanted = np.array([1, 1, 0, 1, 2], np.uint8).reshape(5, 1, 1)
     found = mixed_cache(ids, wanted, np.ones((5, 1, 1), bool), np.array([0, 5]), 2, 1, 1)
     assert found.ravel().tolist() == [MISS_LOW, HIT_LOW, MISS_HIGH, HIT_HIGH, HIT_HIGH]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal, assert_equal
 from strategies import (
     EVERY_POLICY,
     NDP_SYSTEM,
@@ -29,9 +29,9 @@ from strategies import (
 from perfmodel import placement
 from perfmodel.bitwidth import LossTable, select_bitwidths
 from perfmodel.errors import PolicyError, TraceError
-from perfmodel.hardware import load_system
+from perfmodel.hardware import Limits, load_spec, load_system
 from perfmodel.point import dram_efficiency
-from perfmodel.policies import ABLATIONS, POLICIES, ContextAware, Executor, Hobbit, Monde, Static, parse_policy
+from perfmodel.policies import ABLATIONS, POLICIES, ContextAware, Executor, Hobbit, Monde, Policy, Static, parse_policy
 from perfmodel.routing import RoutingTrace
 from perfmodel.run import Run, evaluate, plan_run
 
@@ -682,30 +682,91 @@ def test_bad_values_are_refused_without_text_as_well(kind, values) -> None:
         kind(**values)
 
 
-def test_plans_that_depend_on_hardware_say_so() -> None:
+#: What sets the split of MoNDE's own rule.
+RATES = {
+    "link.bandwidth_gb_per_s",
+    "link.efficiency",
+    "ndp.dram_bandwidth_gb_per_s",
+    "ndp.dram_efficiency",
+    "ndp.dram.",
+    "ndp.mapping",
+    "ndp.read_buffer",
+}
+
+
+def test_the_keys_that_a_plan_reads() -> None:
     expected = {
-        "context-aware": True,  # the default count asks what fits
-        "context-aware:gpu_experts=2": False,
-        "context-aware:gpu_experts=2,prefill=balanced": True,
-        "static:gpu_experts=0": False,
-        "monde": False,
-        "monde:reading=balance": True,
-        "monde:prefill=balanced": True,
-        "hobbit": False,
+        "context-aware": set(),
+        "context-aware:gpu_experts=2,prefill=fetch": set(),
+        "context-aware:gpu_experts=2,prefill=balanced": RATES,
+        "static:gpu_experts=0": set(),
+        "static:prefill=balanced": RATES,
+        "monde": set(),
+        "monde:reading=all-ndp": set(),
+        "monde:reading=balance": RATES,
+        "monde:prefill=balanced": RATES,
+        "hobbit": set(),
     }
-    assert {text: parse_policy(text).hardware_dependent for text in expected} == expected
+    capacities = {"gpu.memory_capacity_gb", "ndp.capacity_gb", "cpu.memory_capacity_gb"}
+    assert {text: set(parse_policy(text).plan_keys) for text in expected} == {
+        text: capacities | keys for text, keys in expected.items()
+    }
 
 
-@settings(max_examples=40)
+def reads(policy: Policy, key: str) -> bool:
+    """Whether a policy says that its plan reads a key."""
+    return any(key == one or (one.endswith(".") and key.startswith(one)) for one in policy.plan_keys)
+
+
+def test_every_key_that_a_plan_reads_exists() -> None:
+    system = NDP_SYSTEM._copy(cpu=load_spec("xeon-gold-6454s"))
+    keys = {f"{part}.{key}" for part, spec in system._parts() for key in spec.settable_keys()}
+    for policy in (Monde(reading="balance"), Hobbit()):
+        for one in policy.plan_keys:
+            assert any(key == one or (one.endswith(".") and key.startswith(one)) for key in keys), one
+
+
+@settings(max_examples=60)
 @given(st.data())
-def test_other_plans_are_the_same_on_every_system(data) -> None:
+def test_no_other_key_changes_a_plan(data) -> None:
     model = data.draw(models())
     trace = data.draw(traces(model, min_sequences=2, prefill=True))
     text = data.draw(policy_texts(model))
     if trace.topk_weights is None:
         text = text.replace("split=gates", "split=published")
-    if parse_policy(text).hardware_dependent:
-        return
-    one, other = (plan_run(model, data.draw(systems()), trace, text) for _ in range(2))
-    for s in range(trace.num_sequences):
-        assert decided(one, s) == decided(other, s)
+    policy, system = parse_policy(text), data.draw(systems())
+    changed: dict[str, Any] = {}
+    for key in system.numeric_keys():
+        # The numbers of a DRAM organisation depend on each other; the efficiency that replaces them all is below.
+        if not reads(policy, key) and not key.startswith("ndp.dram."):
+            table = key.startswith("ndp.native_rate_by_bits.")
+            limits = Limits(0.5, 8.0, False, "1") if table else system.limits_of(key)
+            value = data.draw(st.floats(limits.low, limits.high))
+            changed[key] = round(value) if limits.whole else value
+    if not reads(policy, "ndp.dram_efficiency"):
+        changed["ndp.dram_efficiency"] = data.draw(st.floats(0.1, 1.0))
+    one, other = (plan_run(model, machine, trace, policy).plan for machine in (system, system.with_values(changed)))
+    for field in dataclasses.fields(one):
+        assert_equal(getattr(one, field.name), getattr(other, field.name), field.name)
+
+
+def test_every_rate_of_the_split_changes_a_plan() -> None:
+    model = plain_model(num_experts=40, top_k=8)
+    trace = small_trace(model, [(30, 3)])
+    system = NDP_SYSTEM.with_values({"ndp.mapping": "bank-group-limited", "link.bandwidth_gb_per_s": 400})
+    low_and_high: dict[str, tuple[float | str, float | str]] = {
+        "link.bandwidth_gb_per_s": (40, 800),
+        "link.efficiency": (0.1, 1.0),
+        "ndp.dram_bandwidth_gb_per_s": (51.2, 5120),
+        "ndp.dram_efficiency": (0.1, 1.0),
+        "ndp.dram.n_refi": (500, 100_000),
+        "ndp.mapping": ("row-by-row", "bank-group-interleaved"),
+        "ndp.read_buffer": (1, 32),
+    }
+    for text in ("monde:reading=balance", "monde:prefill=balanced", "context-aware:prefill=balanced"):
+        policy = parse_policy(text)
+        for key, values in low_and_high.items():
+            assert reads(policy, key)
+            plans = [plan_run(model, system.with_values({key: value}), trace, policy).plan for value in values]
+            same = all(np.array_equal(getattr(plans[0], a), getattr(plans[1], a)) for a in ("picks", "prefill_class"))
+            assert not same, (text, key)

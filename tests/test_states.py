@@ -169,8 +169,8 @@ def test_states_hold_exactly_the_picks(tokens, layers, width, num_classes, issue
             else:
                 assert before == -1
     assert len(np.unique(states.state_id)) == len(states.state_row)
-    assert_array_equal(states.state_count(), np.bincount(states.state_id.ravel()))
-    assert_array_equal(states.work_count(states.state_count()), np.bincount(picks.ravel(), minlength=num_classes))
+    assert_array_equal(states.state_count, np.bincount(states.state_id.ravel()))
+    assert_array_equal(states.work_count(states.state_count), np.bincount(picks.ravel(), minlength=num_classes))
     expected = {tuple(sorted(cell)) for cell in picks.reshape(-1, width).tolist()}
     if not issued:
         assert len(states.state_row) == len(expected)
@@ -222,6 +222,7 @@ def test_prefill_states_hold_every_selected_expert(run: Run) -> None:
                     )
             assert sorted(found) == sorted(expected)
             assert (states.row_count[part] == 1).all()
+    assert_array_equal(states.state_count, np.bincount(states.state_id.ravel()))
 
 
 # --- several points at once ---

@@ -105,12 +105,19 @@ def flatten(table: Any, is_leaf: Any, depth: int = 4) -> Any:
 
 def _allowed(schema: Mapping[str, Any]) -> str:
     """The range a JSON schema states for a number or a table of numbers, or an empty string."""
-    for part in (schema, schema.get("additionalProperties"), *schema.get("anyOf", ())):
-        if isinstance(part, Mapping) and "maximum" in part:
-            whole = "a whole number " if part.get("type") == "integer" else ""
-            unit = schema.get("unit", "1")
-            return f"{whole}{part['minimum']:.9g} to {part['maximum']:.9g}{'' if unit == '1' else ' ' + unit}"
+    for part in _number_schemas(schema):
+        whole = "a whole number " if part.get("type") == "integer" else ""
+        unit = schema.get("unit", "1")
+        return f"{whole}{part['minimum']:.9g} to {part['maximum']:.9g}{'' if unit == '1' else ' ' + unit}"
     return ""
+
+
+def _number_schemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The schemas in a field's schema that state a range: of a number, an optional one, or those in a table."""
+    for part in (schema, *schema.get("anyOf", ())):
+        for one in (part, part.get("additionalProperties")):
+            if isinstance(one, Mapping) and "maximum" in one:
+                yield one
 
 
 _PLAIN_WORDS = {
@@ -370,9 +377,8 @@ class Spec(Strict):
         spec, inner = self._split(key)
         if spec is not self:
             return spec.limits_of(inner)
-        schema = _properties(type(self)).get(key.partition(".")[0], {})
-        for part in (schema, schema.get("additionalProperties"), *schema.get("anyOf", ())):
-            if isinstance(part, Mapping) and "maximum" in part and key in self.settable_keys():
+        for part in _number_schemas(_properties(type(self)).get(key.partition(".")[0], {})):
+            if key in self.settable_keys():
                 whole = part.get("type") == "integer"
                 return Limits(float(part["minimum"]), float(part["maximum"]), whole, self.unit_of(key))
         if key in self.settable_keys():

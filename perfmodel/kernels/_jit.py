@@ -145,8 +145,11 @@ def _typeof_kernel(kernel: Kernel, context: Any) -> Any:
 
 
 def scalar(function: Callable[..., Any]) -> Any:
-    """Compile a helper for use inside other kernels."""
-    return numba.njit(nogil=True, error_model="numpy", inline="never")(function)
+    """Compile a helper for use inside other kernels, as if it were written there.
+
+    A call hands over every array in seven pieces, which would cost more than what a helper does with them.
+    """
+    return numba.njit(nogil=True, error_model="numpy", forceinline=True)(function)
 
 
 def ufunc(num_inputs: int) -> Callable[[Callable[..., Any]], Kernel]:

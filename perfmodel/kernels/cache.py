@@ -4,8 +4,13 @@
 # mypy: allow-untyped-defs
 
 import numpy as np
+from numba import types
 
-from perfmodel.kernels._jit import loop, scalar
+from perfmodel.kernels._jit import loop, read_only, scalar
+
+_IDS = read_only(types.uint16[:, :, ::1])
+_MASK = read_only(types.boolean[:, :, ::1])
+_OFFSETS = read_only(types.int64[::1])
 
 # What a request to a pair of caches finds.
 HIT_HIGH, HIT_LOW, MISS_HIGH, MISS_LOW, NOT_RUN = range(5)
@@ -23,11 +28,11 @@ def _resident(last, expert, capacity):
     return newer < capacity
 
 
-@loop("boolean[:,:,::1](int64[:,:,::1], boolean[:,:,::1], int64[::1], int64, int64)")
+@loop(types.boolean[:, :, ::1](_IDS, _MASK, _OFFSETS, types.int64, types.int64))
 def lru_hits(ids, requested, offsets, num_experts, capacity):
     """Which requests hit a least-recently-used cache of ``capacity`` experts a layer [T, L, k].
 
-    ids : int64 [T, L, k], expert of every pick.
+    ids : uint16 [T, L, k], expert of every pick.
     requested : bool [T, L, k], which picks ask the cache; the others neither hit nor change it.
     offsets : int64 [S + 1], first step of each sequence; the cache is empty at the start of each.
     num_experts, capacity : experts a layer, and how many of them the cache holds.
@@ -53,11 +58,11 @@ def lru_hits(ids, requested, offsets, num_experts, capacity):
     return hits
 
 
-@loop("int64[:,:,::1](int64[:,:,::1], int64[:,:,::1], boolean[:,:,::1], int64[::1], int64, int64, int64)")
+@loop(types.uint8[:, :, ::1](_IDS, types.uint8[:, :, ::1], _MASK, _OFFSETS, types.int64, types.int64, types.int64))
 def mixed_cache(ids, wanted, assigned, offsets, num_experts, capacity_high, capacity_low):
     """Replay two LRU caches a layer, one of high- and one of low-precision experts [T, L, k].
 
-    wanted : 0 high, 1 low, 2 skip: what a pick is copied at if it misses.
+    wanted : uint8, 0 high, 1 low, 2 skip: what a pick is copied at if it misses.
     assigned : picks that exist; the others come out as NOT_RUN.
     Other parameters as in `lru_hits`.
 
@@ -65,7 +70,7 @@ def mixed_cache(ids, wanted, assigned, offsets, num_experts, capacity_high, capa
     nothing also runs from the low cache. A miss is copied at its wanted precision into that cache, or not run.
     """
     tokens, layers, width = ids.shape
-    outcome = np.full((tokens, layers, width), NOT_RUN, np.int64)
+    outcome = np.full((tokens, layers, width), NOT_RUN, np.uint8)
     if capacity_high == 0 and capacity_low == 0:  # everything misses, so the order of requests does not matter
         for t in range(tokens):
             for layer in range(layers):

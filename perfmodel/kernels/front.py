@@ -2,7 +2,7 @@
 
 Arrays
 ------
-points : float64 [N, POINT_SIZE], hardware points; the places are named in ``point.py``.
+p, r : one block of hardware points, see ``block.py``.
 attention : float64 [A, ATTENTION_SIZE], one kind of attention a row; the places are named below.
 operators : float64 [M, OPERATOR_SIZE], one GPU operator a row; the places are named below.
 """
@@ -12,9 +12,10 @@ operators : float64 [M, OPERATOR_SIZE], one GPU operator a row; the places are n
 
 import numpy as np
 
-from perfmodel.kernels._jit import loop, scalar
-from perfmodel.kernels.point import GPU_BANDWIDTH, GPU_FLOPS, GPU_N_HALF, LAUNCH_OVERHEAD
-from perfmodel.kernels.roofline import _decode_attention_time1, _prefill_attention_time1, _roofline_time1
+from perfmodel.kernels._jit import scalar
+from perfmodel.kernels.block import BLOCK, PER_FLOP, PER_GPU_BYTE
+from perfmodel.kernels.point import GPU_N_HALF, LAUNCH_OVERHEAD
+from perfmodel.kernels.roofline import _causal_pairs1
 
 # Places in a row of attention. Context means: for every token that is attended to.
 LAYERS, WINDOW, WEIGHT_FLOPS, WEIGHT_BYTES, CONTEXT_FLOPS, CONTEXT_BYTES, ATTENTION_LAUNCHES = range(7)
@@ -25,113 +26,109 @@ REPEATS, FLOPS, BYTES, LAUNCHES = range(4)
 OPERATOR_SIZE = 4
 
 
-@scalar
-def _decode_attention(point, context, attention):
-    total = 0.0
-    for a in range(attention.shape[0]):
-        total += attention[a, LAYERS] * _decode_attention_time1(
-            context,
-            attention[a, WINDOW],
-            attention[a, WEIGHT_FLOPS],
-            attention[a, WEIGHT_BYTES],
-            attention[a, CONTEXT_FLOPS],
-            attention[a, CONTEXT_BYTES],
-            point[GPU_FLOPS],
-            point[GPU_BANDWIDTH],
-            point[GPU_N_HALF],
-            attention[a, ATTENTION_LAUNCHES] * point[LAUNCH_OVERHEAD],
-        )
-    return total
+# Rows of lines: roofline of one kind of attention as two straight lines in the context, start and slope [s].
+FLOPS_S, FLOPS_SLOPE_S, BYTES_S, BYTES_SLOPE_S, OVERHEAD_S = range(5)
+LINES = 5
+
+# Rows of seen, what a sum over contexts needs to know of them.
+WEIGHTS, WEIGHTED, LEAST, MOST = range(4)
 
 
 @scalar
-def _operator(point, operator):
-    if operator[BYTES] == 0.0:
-        return 0.0  # an operator that the model does not have
-    return operator[REPEATS] * _roofline_time1(
-        operator[FLOPS],
-        operator[BYTES],
-        point[GPU_FLOPS],
-        point[GPU_BANDWIDTH],
-        point[GPU_N_HALF],
-        operator[LAUNCHES] * point[LAUNCH_OVERHEAD],
-    )
-
-
-@loop("float64[::1](float64[::1], float64[::1], float64[:,::1])")
-def decode_attention_times(point, contexts, attention):
-    """Attention of all layers for one new token at each of ``contexts`` [T] tokens [s]."""
-    times = np.empty(contexts.shape[0])
-    for t in range(contexts.shape[0]):
-        times[t] = _decode_attention(point, contexts[t], attention)
-    return times
-
-
-@loop("float64[::1](float64[:,::1], float64[::1], float64[::1], float64[:,::1])")
-def weighted_decode_attention_times(points, contexts, weight, attention):
-    """Sum of `decode_attention_times`, each times its ``weight`` [T], at every hardware point [N] [s].
-
-    Both sides of the roofline are straight lines in the context. Where one of them is the higher at the shortest
-    and at the longest context it is the higher in between, and the sum needs only the sum of the weights and the
-    weighted sum of the contexts. Only points where the lines cross visit every context.
-    """
-    num_contexts = contexts.shape[0]
-    totals = np.zeros(points.shape[0])
+def _context_lines(p, r, attention, lines):
+    """Fill ``lines`` [A, LINES, BLOCK]."""
     for a in range(attention.shape[0]):
         kind = attention[a]
-        weights, weighted, least, most = 0.0, 0.0, np.inf, 0.0
-        for t in range(num_contexts):
-            seen = min(contexts[t], kind[WINDOW])
-            weights += weight[t]
-            weighted += weight[t] * seen
-            least, most = min(least, seen), max(most, seen)
-        for n in range(points.shape[0]):
-            flops_per_s, bytes_per_s = points[n, GPU_FLOPS], points[n, GPU_BANDWIDTH]
-            flops_s, flops_slope_s = kind[WEIGHT_FLOPS] / flops_per_s, kind[CONTEXT_FLOPS] / flops_per_s
-            bytes_s = (kind[WEIGHT_BYTES] + points[n, GPU_N_HALF]) / bytes_per_s
-            bytes_slope_s = kind[CONTEXT_BYTES] / bytes_per_s
-            first = bytes_s + bytes_slope_s * least - flops_s - flops_slope_s * least
-            last = bytes_s + bytes_slope_s * most - flops_s - flops_slope_s * most
-            if first >= 0.0 and last >= 0.0:
-                total = bytes_s * weights + bytes_slope_s * weighted
-            elif first <= 0.0 and last <= 0.0:
-                total = flops_s * weights + flops_slope_s * weighted
-            else:
-                total = 0.0
-                for t in range(num_contexts):
-                    seen = min(contexts[t], kind[WINDOW])
-                    total += weight[t] * max(flops_s + flops_slope_s * seen, bytes_s + bytes_slope_s * seen)
-            overhead_s = kind[ATTENTION_LAUNCHES] * points[n, LAUNCH_OVERHEAD]
-            totals[n] += kind[LAYERS] * (total + overhead_s * weights)
-    return totals
+        for b in range(BLOCK):
+            lines[a, FLOPS_S, b] = kind[WEIGHT_FLOPS] * r[PER_FLOP, b]
+            lines[a, FLOPS_SLOPE_S, b] = kind[CONTEXT_FLOPS] * r[PER_FLOP, b]
+            lines[a, BYTES_S, b] = (kind[WEIGHT_BYTES] + p[GPU_N_HALF, b]) * r[PER_GPU_BYTE, b]
+            lines[a, BYTES_SLOPE_S, b] = kind[CONTEXT_BYTES] * r[PER_GPU_BYTE, b]
+            lines[a, OVERHEAD_S, b] = kind[ATTENTION_LAUNCHES] * p[LAUNCH_OVERHEAD, b]
 
 
-@loop("float64[::1](float64[::1], float64[::1], float64[:,::1])")
-def prefill_attention_times(point, prompts, attention):
-    """Attention of all layers over each prompt of ``prompts`` [S] tokens [s]; weights are read once a prompt."""
-    times = np.zeros(prompts.shape[0])
-    for s in range(prompts.shape[0]):
-        for a in range(attention.shape[0]):
-            times[s] += attention[a, LAYERS] * _prefill_attention_time1(
-                prompts[s],
-                attention[a, WINDOW],
-                attention[a, WEIGHT_FLOPS],
-                attention[a, WEIGHT_BYTES],
-                attention[a, CONTEXT_FLOPS],
-                attention[a, CONTEXT_BYTES],
-                point[GPU_FLOPS],
-                point[GPU_BANDWIDTH],
-                point[GPU_N_HALF],
-                attention[a, ATTENTION_LAUNCHES] * point[LAUNCH_OVERHEAD],
-            )
-    return times
+@scalar
+def _sum_contexts(contexts, weight, attention):
+    """Sum of the weights and of the weighted contexts, shortest and longest context, for every kind [A, 4]."""
+    seen = np.zeros((attention.shape[0], 4))
+    for a in range(attention.shape[0]):
+        seen[a, LEAST] = np.inf
+        for t in range(contexts.shape[0]):
+            context = min(contexts[t], attention[a, WINDOW])
+            seen[a, WEIGHTS] += weight[t]
+            seen[a, WEIGHTED] += weight[t] * context
+            seen[a, LEAST] = min(seen[a, LEAST], context)
+            seen[a, MOST] = max(seen[a, MOST], context)
+    return seen
 
 
-@loop("float64[:,::1](float64[:,::1], float64[:,::1])")
-def operator_times(points, operators):
-    """Time of every operator with its repeats, at every hardware point [N, M] [s]."""
-    times = np.empty((points.shape[0], operators.shape[0]))
-    for n in range(points.shape[0]):
-        for m in range(operators.shape[0]):
-            times[n, m] = _operator(points[n], operators[m])
-    return times
+@scalar
+def _attention_sum(lines, attention, contexts, weight, seen, crossing, one, total):
+    """Fill ``total`` [BLOCK]: attention of all layers, summed over contexts with their weights [s].
+
+    Where one of the two lines is the higher at the shortest and at the longest context, it is the higher in between,
+    and the sum needs only ``seen``. Only points where the lines cross visit every context.
+    """
+    for b in range(BLOCK):
+        total[b] = 0.0
+    for a in range(attention.shape[0]):
+        layers = attention[a, LAYERS]
+        weights, weighted, low, high = seen[a, WEIGHTS], seen[a, WEIGHTED], seen[a, LEAST], seen[a, MOST]
+        for b in range(BLOCK):
+            start = lines[a, BYTES_S, b] - lines[a, FLOPS_S, b]
+            slope = lines[a, BYTES_SLOPE_S, b] - lines[a, FLOPS_SLOPE_S, b]
+            first, last = start + slope * low, start + slope * high
+            by_bytes = lines[a, BYTES_S, b] * weights + lines[a, BYTES_SLOPE_S, b] * weighted
+            by_flops = lines[a, FLOPS_S, b] * weights + lines[a, FLOPS_SLOPE_S, b] * weighted
+            crossing[b] = first * last
+            one[b] = by_bytes if first + last >= 0.0 else by_flops
+        for b in range(BLOCK):
+            if crossing[b] < 0.0:
+                one[b] = 0.0
+                for t in range(contexts.shape[0]):
+                    context = min(contexts[t], attention[a, WINDOW])
+                    by_flops = lines[a, FLOPS_S, b] + lines[a, FLOPS_SLOPE_S, b] * context
+                    by_bytes = lines[a, BYTES_S, b] + lines[a, BYTES_SLOPE_S, b] * context
+                    one[b] += weight[t] * max(by_flops, by_bytes)
+        for b in range(BLOCK):
+            total[b] += layers * (one[b] + lines[a, OVERHEAD_S, b] * weights)
+
+
+@scalar
+def _attention_at(lines, attention, context, total):
+    """Add to ``total`` [BLOCK] the attention of all layers for one new token at one context [s]."""
+    for a in range(attention.shape[0]):
+        layers, seen = attention[a, LAYERS], min(context, attention[a, WINDOW])
+        for b in range(BLOCK):
+            by_flops = lines[a, FLOPS_S, b] + lines[a, FLOPS_SLOPE_S, b] * seen
+            by_bytes = lines[a, BYTES_S, b] + lines[a, BYTES_SLOPE_S, b] * seen
+            total[b] += layers * (max(by_flops, by_bytes) + lines[a, OVERHEAD_S, b])
+
+
+@scalar
+def _prefill_attention(p, r, attention, prompt, total):
+    """Fill ``total`` [BLOCK]: attention of all layers over a prompt, whose weights are read once [s]."""
+    for b in range(BLOCK):
+        total[b] = 0.0
+    for a in range(attention.shape[0]):
+        kind = attention[a]
+        flops = kind[WEIGHT_FLOPS] * prompt + kind[CONTEXT_FLOPS] * _causal_pairs1(prompt, kind[WINDOW])
+        moved = kind[WEIGHT_BYTES] + kind[CONTEXT_BYTES] * prompt
+        for b in range(BLOCK):
+            memory_s = (moved + p[GPU_N_HALF, b]) * r[PER_GPU_BYTE, b]
+            overhead_s = kind[ATTENTION_LAUNCHES] * p[LAUNCH_OVERHEAD, b]
+            total[b] += kind[LAYERS] * (max(flops * r[PER_FLOP, b], memory_s) + overhead_s)
+
+
+@scalar
+def _operator_times(p, r, operators, times):
+    """Fill ``times`` [M, BLOCK]: every operator with its repeats [s]; one without bytes does not exist."""
+    for m in range(operators.shape[0]):
+        repeats, flops = operators[m, REPEATS], operators[m, FLOPS]
+        moved, launches = operators[m, BYTES], operators[m, LAUNCHES]
+        for b in range(BLOCK):
+            times[m, b] = 0.0
+        if moved != 0.0:
+            for b in range(BLOCK):
+                memory_s = (moved + p[GPU_N_HALF, b]) * r[PER_GPU_BYTE, b]
+                times[m, b] = repeats * (max(flops * r[PER_FLOP, b], memory_s) + launches * p[LAUNCH_OVERHEAD, b])

@@ -1,15 +1,15 @@
-"""Price the distinct states of a plan on hardware points, and sum them over a trace.
+"""The distinct states of a plan, priced on a block of hardware points.
 
 Two layers whose picks fall in the same kinds of work equally often cost the same, wherever they stand in a trace.
 So a plan is held as its different rows of (work, count) pairs. A state is such a row, together with the row of the
 layer before it where copies are issued one layer ahead. Weighting the states by how often they occur gives the sums
-over the whole trace without any sampling. Sums run in a fixed order, so splitting the points changes no bit.
+over the whole trace without any sampling. Sums run in a fixed order.
 
 Arrays
 ------
-points : float64 [N, POINT_SIZE], one hardware point a row; the places are named in ``point.py``.
+p, r : one block of hardware points, see ``block.py``. Dataflow and precision scaling must not vary.
 work : float64 [A, WORK_SIZE], one kind of work a row; the places are named below.
-matrices : float64 [M, 2], input and output size of each matrix of one expert.
+matrices : float64 [M, 3], input size and output size of the matrices of one expert, and how many there are of each.
 row_offsets, row_work, row_count : rows in compressed form; row r holds the entries
     ``row_offsets[r]:row_offsets[r + 1]``, each a number of ``work`` and how often it occurs.
 state_row, state_before : int64 [S], row of the state and row of the layer before (-1: none).
@@ -21,19 +21,14 @@ state_row, state_before : int64 [S], row of the state and row of the layer befor
 import numpy as np
 
 from perfmodel.kernels._jit import loop, scalar
-from perfmodel.kernels.link import _transfer_time1
+from perfmodel.kernels.block import BLOCK, PER_CYCLE, PER_FLOP, PER_GPU_BYTE, PER_LINK_BYTE, PER_NDP_BYTE
 from perfmodel.kernels.point import (
-    GPU_BANDWIDTH,
-    GPU_FLOPS,
     GPU_N_HALF,
     LAUNCH_OVERHEAD,
-    LINK_BANDWIDTH,
     LINK_LATENCY,
     LINK_N_HALF,
     MAX_RATE_BITS,
     NDP_ARRAYS,
-    NDP_BANDWIDTH,
-    NDP_CLOCK,
     NDP_COLS,
     NDP_DATAFLOW,
     NDP_RATES,
@@ -41,18 +36,18 @@ from perfmodel.kernels.point import (
     NDP_SCALE_BITS,
     NDP_SCALING,
     SCALING_LINEAR,
-    SCALING_NONE,
+    SCALING_NATIVE,
 )
-from perfmodel.kernels.roofline import _roofline_time1
-from perfmodel.kernels.systolic import _gemm_time1
+from perfmodel.kernels.systolic import _gemm_cycles_dealt1
 
 # Places in a row of work.
 EXECUTOR, TOKENS, BITS, QUANTISED, AHEAD, WASTED = range(6)
 WORK_SIZE = 6
 ON_GPU, ON_GPU_AFTER_FETCH, ON_NDP, SKIPPED = 0, 1, 2, 3
 
-# Columns of a priced row.
-_LINK, _LINK_AHEAD, _GPU, _NDP_LINK, _NDP = range(5)
+# Columns of priced work and of a row. Both sides of a layer come first, because most sums need nothing else.
+_GPU_SIDE, _NDP_SIDE, _GPU, _LINK_AHEAD, _LINK, _NDP, _NDP_LINK = range(7)
+_SIDES, _SIDES_AND_AHEAD, _ALL = 2, 4, 7
 
 # Columns of a priced state, all in seconds.
 TIME = 0  # what the expert part adds to the layer
@@ -64,225 +59,243 @@ ACTIVATION_BYTES = 2.0  # FP16
 
 
 @scalar
-def _rate1(point, bits):
-    """Speed-up of the arrays over FP16 at this many stored bits; block scales do not change a native format."""
-    scaling = point[NDP_SCALING]
-    if scaling == SCALING_NONE:
-        return 1.0
-    if scaling == SCALING_LINEAR:
-        return 16.0 / bits
-    if bits >= MAX_RATE_BITS + 1.0:
-        return 1.0  # wider than any table; such weights are computed at the FP16 rate
-    return point[NDP_RATES + int(np.floor(bits))]
+def _array_time(p, r, tokens, matrices, activation_bytes, array_s, one_way_s):
+    """Fill ``array_s`` [M, BLOCK], a matrix on the arrays at FP16, and ``one_way_s`` [BLOCK], its activations sent."""
+    for i in range(matrices.shape[0]):
+        k, n = matrices[i, 0], matrices[i, 1]
+        # The dataflow is the same in all points, and known outside the loop the compiler can turn it into vectors.
+        dataflow = p[NDP_DATAFLOW, 0]
+        for b in range(BLOCK):
+            cycles = _gemm_cycles_dealt1(tokens, k, n, p[NDP_ROWS, b], p[NDP_COLS, b], p[NDP_ARRAYS, b], dataflow)
+            array_s[i, b] = cycles * r[PER_CYCLE, b]
+    for b in range(BLOCK):
+        one_way_s[b] = p[LINK_LATENCY, b] + (activation_bytes + p[LINK_N_HALF, b]) * r[PER_LINK_BYTE, b]
 
 
 @scalar
-def _price_work(point, work, expert_params, hidden_size, matrices, priced):
-    """Fill ``priced`` [A, 5] with the time of each kind of work once, by where it is spent [s]."""
-    launches = matrices.shape[0] * point[LAUNCH_OVERHEAD]
-    n_half = matrices.shape[0] * point[GPU_N_HALF]
+def _slower_by(p, bits, slower):
+    """Fill ``slower`` [BLOCK]: time of the arrays at this many stored bits, relative to FP16.
+
+    Block scales do not change a native format, and weights wider than any table run at the FP16 rate.
+    """
+    scaling = p[NDP_SCALING, 0]
+    alike = bits / 16.0 if scaling == SCALING_LINEAR else 1.0
+    for b in range(BLOCK):
+        slower[b] = alike
+    if scaling == SCALING_NATIVE and bits < MAX_RATE_BITS + 1.0:
+        row = NDP_RATES + int(np.floor(bits))
+        for b in range(BLOCK):
+            slower[b] = 1.0 / p[row, b]
+
+
+@scalar
+def _price_work(p, r, work, expert_params, hidden_size, matrices, used, priced):
+    """Fill ``priced`` [A, 7, BLOCK] with the time of each kind of work once, by where it is spent [s]."""
+    num_matrices = 0.0
+    for i in range(matrices.shape[0]):
+        num_matrices += matrices[i, 2]
+    array_s = np.empty((matrices.shape[0], BLOCK))
+    one_way_s, slower = np.empty(BLOCK), np.empty(BLOCK)
+    known_tokens = -1.0
     for a in range(work.shape[0]):
-        priced[a, :] = 0.0
+        for c in range(used):
+            for b in range(BLOCK):
+                priced[a, c, b] = 0.0
         executor, tokens, bits = work[a, EXECUTOR], work[a, TOKENS], work[a, BITS]
         if tokens == 0.0 or executor == SKIPPED:
             continue
         activations = tokens * hidden_size * ACTIVATION_BYTES
         if executor == ON_NDP:
-            one_way = _transfer_time1(activations, point[LINK_BANDWIDTH], point[LINK_LATENCY], point[LINK_N_HALF])
-            priced[a, _NDP_LINK] = 2.0 * one_way
-            stored = bits + work[a, QUANTISED] * point[NDP_SCALE_BITS]
-            rate = _rate1(point, bits)
-            for i in range(matrices.shape[0]):
-                priced[a, _NDP] += _gemm_time1(
-                    tokens,
-                    matrices[i, 0],
-                    matrices[i, 1],
-                    stored,
-                    point[NDP_ROWS],
-                    point[NDP_COLS],
-                    point[NDP_ARRAYS],
-                    point[NDP_CLOCK],
-                    point[NDP_DATAFLOW],
-                    rate,
-                    point[NDP_BANDWIDTH],
-                )
+            if tokens != known_tokens:
+                _array_time(p, r, tokens, matrices, activations, array_s, one_way_s)
+                known_tokens = tokens
+            _slower_by(p, bits, slower)
+            _near_work(p, r, bits, work[a, QUANTISED], matrices, array_s, one_way_s, slower, used, a, priced)
             continue
-        weights = expert_params * bits / 8.0
-        priced[a, _GPU] = _roofline_time1(
-            2.0 * tokens * expert_params,
-            weights + 2.0 * activations,
-            point[GPU_FLOPS],
-            point[GPU_BANDWIDTH],
-            n_half,
-            launches,
-        )
+        flops, weights = 2.0 * tokens * expert_params, expert_params * bits / 8.0
+        moved = weights + 2.0 * activations
+        for b in range(BLOCK):
+            memory_s = (moved + num_matrices * p[GPU_N_HALF, b]) * r[PER_GPU_BYTE, b]
+            priced[a, _GPU_SIDE, b] = max(flops * r[PER_FLOP, b], memory_s) + num_matrices * p[LAUNCH_OVERHEAD, b]
+        if used > _SIDES:
+            for b in range(BLOCK):
+                priced[a, _GPU, b] = priced[a, _GPU_SIDE, b]
         if executor == ON_GPU_AFTER_FETCH:
-            copy = _transfer_time1(weights, point[LINK_BANDWIDTH], point[LINK_LATENCY], point[LINK_N_HALF])
-            priced[a, _LINK] = (1.0 - work[a, AHEAD]) * copy
-            priced[a, _LINK_AHEAD] = (work[a, AHEAD] + work[a, WASTED]) * copy
+            _copies(p, r, weights, work[a, AHEAD], work[a, WASTED], used, a, priced)
 
 
 @scalar
-def _price_rows(priced, row_offsets, row_work, row_count, rows):
-    """Fill ``rows`` [R, 5] with the sum of each row's work [s]."""
-    for r in range(rows.shape[0]):
-        rows[r, :] = 0.0
-        for i in range(row_offsets[r], row_offsets[r + 1]):
-            for c in range(5):
-                rows[r, c] += row_count[i] * priced[row_work[i], c]
+def _near_work(p, r, bits, quantised, matrices, array_s, one_way_s, slower, used, a, priced):
+    """An expert on the near-data device: activations there and back, and every matrix from DRAM through the arrays."""
+    for b in range(BLOCK):
+        priced[a, _NDP_SIDE, b] = 0.0
+    for i in range(matrices.shape[0]):
+        eighth, repeats = matrices[i, 0] * matrices[i, 1] / 8.0, matrices[i, 2]
+        for b in range(BLOCK):
+            stream_s = eighth * (bits + quantised * p[NDP_SCALE_BITS, b]) * r[PER_NDP_BYTE, b]
+            priced[a, _NDP_SIDE, b] += repeats * max(stream_s, array_s[i, b] * slower[b])
+    if used == _ALL:
+        for b in range(BLOCK):
+            priced[a, _NDP, b] = priced[a, _NDP_SIDE, b]
+            priced[a, _NDP_LINK, b] = 2.0 * one_way_s[b]
+    for b in range(BLOCK):
+        priced[a, _NDP_SIDE, b] += 2.0 * one_way_s[b]
 
 
 @scalar
-def _price_state(rows, row, before, shared_s, overlapped, state):
-    """Fill ``state`` [STATE_SIZE]: both sides of one layer, together.
+def _copies(p, r, weights, ahead, wasted, used, a, priced):
+    """Copies to the GPU: on demand they come before the work, issued ahead they run beside the layer before."""
+    for b in range(BLOCK):
+        copy = p[LINK_LATENCY, b] + (weights + p[LINK_N_HALF, b]) * r[PER_LINK_BYTE, b]
+        priced[a, _GPU_SIDE, b] += (1.0 - ahead) * copy
+        if used > _SIDES:
+            priced[a, _LINK_AHEAD, b] = (ahead + wasted) * copy
+        if used == _ALL:
+            priced[a, _LINK, b] = (1.0 - ahead) * copy
 
-    The GPU side copies what it misses, then computes; a copy issued ahead is exposed only for what the GPU work
-    of the layer before cannot hide. The near-data side sends activations, computes and returns results.
-    """
-    hidden_by = 0.0
-    if before >= 0:
-        hidden_by = rows[before, _GPU] + shared_s
-    link = rows[row, _LINK] + max(0.0, rows[row, _LINK_AHEAD] - hidden_by)
-    gpu = rows[row, _GPU] + shared_s
-    gpu_side = link + gpu
-    ndp_side = rows[row, _NDP_LINK] + rows[row, _NDP]
-    state[BUSY_LINK] = rows[row, _LINK] + rows[row, _LINK_AHEAD] + rows[row, _NDP_LINK]
-    state[BUSY_GPU] = gpu
-    state[BUSY_NDP] = rows[row, _NDP]
-    on_gpu = 1.0
-    on_ndp = 1.0
-    if overlapped:
-        state[TIME] = max(gpu_side, ndp_side)
-        on_gpu = 1.0 if gpu_side >= ndp_side else 0.0
-        on_ndp = 1.0 - on_gpu
+
+@scalar
+def _looks_back(work):
+    """Whether copies are issued ahead; only those look at the layer before."""
+    ahead = False
+    for a in range(work.shape[0]):
+        ahead = ahead or work[a, AHEAD] != 0.0 or work[a, WASTED] != 0.0
+    return ahead
+
+
+@scalar
+def _used_columns(work, with_parts):
+    """How many columns of the priced work are needed."""
+    if with_parts:
+        return _ALL
+    return _SIDES_AND_AHEAD if _looks_back(work) else _SIDES
+
+
+@scalar
+def _new_rows(work, row_offsets):
+    """Room for rows [R, 7, BLOCK]: all of them where some look back, else one that is summed where it is used."""
+    return np.empty((row_offsets.shape[0] - 1 if _looks_back(work) else 1, 7, BLOCK))
+
+
+@scalar
+def _keep_rows(priced, work, row_offsets, row_work, row_count, used, rows):
+    """Sum all rows that states may look back to."""
+    if _looks_back(work):
+        for n in range(rows.shape[0]):
+            _price_row(priced, work, row_offsets[n], row_offsets[n + 1], row_work, row_count, used, rows, n)
+
+
+@scalar
+def _price_state(
+    priced,
+    work,
+    row_offsets,
+    row_work,
+    row_count,
+    n,
+    before,
+    shared_s,
+    overlapped,
+    used,
+    looks_back,
+    rows,
+    exposed,
+    time,
+):
+    """Fill ``time`` and ``exposed`` [BLOCK] for the state of row ``n``; returns where in ``rows`` its row stands."""
+    at = 0
+    if looks_back:
+        at = n
+        _expose(rows, at, before, shared_s, exposed)
     else:
-        state[TIME] = gpu_side + ndp_side
-    state[PATH_LINK] = on_gpu * link + on_ndp * rows[row, _NDP_LINK]
-    state[PATH_GPU] = on_gpu * gpu
-    state[PATH_NDP] = on_ndp * rows[row, _NDP]
+        _price_row(priced, work, row_offsets[n], row_offsets[n + 1], row_work, row_count, used, rows, at)
+    _both_sides(rows, at, exposed, shared_s, overlapped, time)
+    return at
 
 
-@loop(
-    "float64[:,::1](float64[::1], float64[:,::1], float64, float64, float64[:,::1], int64[::1], int64[::1],"
-    " float64[::1], int64[::1], int64[::1], float64, boolean)"
-)
-def state_times(
-    point,
-    work,
-    expert_params,
-    hidden_size,
-    matrices,
-    row_offsets,
-    row_work,
-    row_count,
-    state_row,
-    state_before,
-    shared_s,
-    overlapped,
-):
-    """Time of every state at one hardware point [S, STATE_SIZE], in seconds; see the columns above.
+@scalar
+def _price_row(priced, work, first, last, row_work, row_count, used, rows, at):
+    """Fill ``rows[at]`` [7, BLOCK] with the sum of the row's work, entries ``first`` to ``last`` [s]."""
+    for c in range(used):
+        for b in range(BLOCK):
+            rows[at, c, b] = 0.0
+    for i in range(first, last):
+        a, count = row_work[i], row_count[i]
+        if used == _SIDES:
+            # An expert works on one side only; the other column is zero.
+            c = _NDP_SIDE if work[a, EXECUTOR] == ON_NDP else _GPU_SIDE
+            for b in range(BLOCK):
+                rows[at, c, b] += count * priced[a, c, b]
+        else:
+            for c in range(used):
+                for b in range(BLOCK):
+                    rows[at, c, b] += count * priced[a, c, b]
 
-    ``shared_s`` is the time of the shared experts of a layer on the GPU [s]; with ``overlapped`` the two sides
-    run at the same time, else one after the other.
+
+@scalar
+def _expose(rows, at, before, shared_s, exposed):
+    """Fill ``exposed`` [BLOCK]: copies issued ahead, less what the GPU work of the layer before hides."""
+    for b in range(BLOCK):
+        hidden_by = rows[before, _GPU, b] + shared_s[b] if before >= 0 else 0.0
+        exposed[b] = max(0.0, rows[at, _LINK_AHEAD, b] - hidden_by)
+
+
+@scalar
+def _both_sides(rows, at, exposed, shared_s, overlapped, time):
+    """Fill ``time`` [BLOCK], what a layer's expert part takes.
+
+    The GPU side copies what it misses, then computes. The near-data side sends activations, computes and returns
+    results. ``exposed`` [BLOCK] is the part of the copies issued ahead that nothing hides.
     """
-    priced = np.empty((work.shape[0], 5))
-    rows = np.empty((row_offsets.shape[0] - 1, 5))
-    _price_work(point, work, expert_params, hidden_size, matrices, priced)
-    _price_rows(priced, row_offsets, row_work, row_count, rows)
-    states = np.empty((state_row.shape[0], STATE_SIZE))
-    for s in range(state_row.shape[0]):
-        _price_state(rows, state_row[s], state_before[s], shared_s, overlapped, states[s])
-    return states
+    if overlapped:
+        for b in range(BLOCK):
+            time[b] = max(rows[at, _GPU_SIDE, b] + exposed[b] + shared_s[b], rows[at, _NDP_SIDE, b])
+    else:
+        for b in range(BLOCK):
+            time[b] = rows[at, _GPU_SIDE, b] + exposed[b] + shared_s[b] + rows[at, _NDP_SIDE, b]
 
 
-@loop(
-    "float64[:,::1](float64[:,::1], float64[:,::1], float64, float64, float64[:,::1], int64[::1], int64[::1],"
-    " float64[::1], int64[::1], int64[::1], float64[::1], boolean, float64[::1])"
-)
-def weighted_state_times(
-    points,
-    work,
-    expert_params,
-    hidden_size,
-    matrices,
-    row_offsets,
-    row_work,
-    row_count,
-    state_row,
-    state_before,
-    shared_s,
-    overlapped,
-    weight,
-):
-    """Sum of all states, each times its ``weight`` [S], at every hardware point [N, STATE_SIZE].
+@scalar
+def _add_parts(rows, at, exposed, shared_s, overlapped, weight, totals):
+    """Add the other columns of a state, times ``weight``, to ``totals`` [STATE_SIZE, BLOCK]."""
+    for b in range(BLOCK):
+        link, gpu = rows[at, _LINK, b] + exposed[b], rows[at, _GPU, b] + shared_s[b]
+        gpu_first = rows[at, _GPU_SIDE, b] + exposed[b] + shared_s[b] >= rows[at, _NDP_SIDE, b]
+        on_gpu = 1.0 if not overlapped or gpu_first else 0.0
+        on_ndp = 1.0 if not overlapped or not gpu_first else 0.0
+        totals[PATH_LINK, b] += weight * (on_gpu * link + on_ndp * rows[at, _NDP_LINK, b])
+        totals[PATH_GPU, b] += weight * (on_gpu * gpu)
+        totals[PATH_NDP, b] += weight * (on_ndp * rows[at, _NDP, b])
+        totals[BUSY_LINK, b] += weight * (rows[at, _LINK, b] + rows[at, _LINK_AHEAD, b] + rows[at, _NDP_LINK, b])
+        totals[BUSY_GPU, b] += weight * gpu
+        totals[BUSY_NDP, b] += weight * rows[at, _NDP, b]
 
-    ``shared_s`` [N] is given per point; everything else as in `state_times`.
+
+@loop("Tuple((int64[::1], int32[::1], float64[::1]))(int32[:,::1], int64)")
+def token_states(state_id, num_states):
+    """The states of each token in compressed form, from ``state_id`` [T, L].
+
+    Token t is in the states ``state[i]``, in ``count[i]`` of its layers each, for i from ``offsets[t]`` to
+    ``offsets[t + 1]``; in the order of the layers.
     """
-    priced = np.empty((work.shape[0], 5))
-    rows = np.empty((row_offsets.shape[0] - 1, 5))
-    state = np.empty(STATE_SIZE)
-    totals = np.zeros((points.shape[0], STATE_SIZE))
-    for n in range(points.shape[0]):
-        _price_work(points[n], work, expert_params, hidden_size, matrices, priced)
-        _price_rows(priced, row_offsets, row_work, row_count, rows)
-        for s in range(state_row.shape[0]):
-            _price_state(rows, state_row[s], state_before[s], shared_s[n], overlapped, state)
-            for c in range(STATE_SIZE):
-                totals[n, c] += weight[s] * state[c]
-    return totals
-
-
-@loop("float64(float64[::1], float64)")
-def copy_time(point, size):
-    """Time of one copy of ``size`` bytes over the link of a hardware point [s]."""
-    return _transfer_time1(size, point[LINK_BANDWIDTH], point[LINK_LATENCY], point[LINK_N_HALF])
-
-
-@loop("float64[::1](float64[::1], int32[:,::1])")
-def token_sums(state_time, state_id):
-    """Sum of each token's states over its layers [T]; ``state_id`` [T, L] numbers the states."""
-    sums = np.zeros(state_id.shape[0])
-    for t in range(state_id.shape[0]):
-        for layer in range(state_id.shape[1]):
-            sums[t] += state_time[state_id[t, layer]]
-    return sums
-
-
-@loop("Tuple((int32[:,::1], int64[::1]))(uint8[:,:,::1], int64[::1], int64)")
-def pick_rows(picks, digit, num_keys):
-    """Number the distinct multisets of classes of all layers.
-
-    Parameters
-    ----------
-    picks : uint8 [T, L, k], class of every pick; their order does not matter.
-    digit : int64 [classes], what one pick of a class adds to the key of its layer: powers of k + 1, so that the
-        digits of a key count the picks of each class.
-    num_keys : above every key, the size of the table that is filled on the way; below 2**31.
-
-    Returns
-    -------
-    row [T, L] : number of each token's and layer's multiset.
-    keys [R] : key of each number, rising.
-    """
-    tokens, layers, width = picks.shape
-    row = np.empty((tokens, layers), np.int32)
-    place = np.full(num_keys, -1, np.int32)
+    tokens, layers = state_id.shape
+    offsets = np.zeros(tokens + 1, np.int64)
+    last = np.full(num_states, -1, np.int64)
     for t in range(tokens):
+        offsets[t + 1] = offsets[t]
         for layer in range(layers):
-            row[t, layer] = 0
-            for j in range(width):
-                row[t, layer] += digit[picks[t, layer, j]]
-            place[row[t, layer]] = 0
-    count = 0
-    for key in range(num_keys):
-        if place[key] == 0:
-            place[key] = count
-            count += 1
-    keys = np.empty(count, np.int64)
-    for key in range(num_keys):
-        if place[key] >= 0:
-            keys[place[key]] = key
+            if last[state_id[t, layer]] != t:
+                last[state_id[t, layer]] = t
+                offsets[t + 1] += 1
+    state, count = np.empty(offsets[tokens], np.int32), np.zeros(offsets[tokens])
+    place = np.empty(num_states, np.int64)
+    last[:] = -1
     for t in range(tokens):
+        end = offsets[t]
         for layer in range(layers):
-            row[t, layer] = place[row[t, layer]]
-    return row, keys
+            s = state_id[t, layer]
+            if last[s] != t:
+                last[s], place[s], state[end] = t, end, s
+                end += 1
+            count[place[s]] += 1.0
+    return offsets, state, count

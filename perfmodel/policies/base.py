@@ -21,11 +21,24 @@ from perfmodel.errors import PolicyError
 from perfmodel.hardware import System
 from perfmodel.model import MoEModel
 from perfmodel.point import link_bytes_per_s, ndp_bytes_per_s
-from perfmodel.routing import Replay, RoutingTrace, statistics
+from perfmodel.routing import Replay, statistics
 
 Overlap = Literal["max", "sum"]
 PrefillMode = Literal["ndp", "fetch", "balanced"]
 Rounding = Literal["nearest", "floor", "ceil"]
+
+#: Hardware keys that every plan reads: weights must fit, and the default placement is what fits.
+CAPACITY_KEYS = ("gpu.memory_capacity_gb", "ndp.capacity_gb", "cpu.memory_capacity_gb")
+#: Hardware keys that `split_count` reads.
+SPLIT_KEYS = (
+    "link.bandwidth_gb_per_s",
+    "link.efficiency",
+    "ndp.dram_bandwidth_gb_per_s",
+    "ndp.dram_efficiency",
+    "ndp.dram.",
+    "ndp.mapping",
+    "ndp.read_buffer",
+)
 
 
 class Executor(IntEnum):
@@ -120,7 +133,7 @@ class PlanInputs(NamedTuple):
     @property
     def max_context(self) -> int:
         """Longest context that any sequence reaches [tokens]."""
-        return int((self.replay.context_start + np.diff(decode_offsets(self.replay.trace))).max())
+        return self.replay.max_context
 
 
 class OptionInfo(NamedTuple):
@@ -160,9 +173,13 @@ class Policy(ABC):
         """Decide everything for one trace. Raises PolicyError, PlacementError or TraceError."""
 
     @property
-    def hardware_dependent(self) -> bool:
-        """Whether a change of bandwidths can change the plan."""
-        return False
+    def plan_keys(self) -> tuple[str, ...]:
+        """Hardware keys whose value can change the plan or refuse it; a key that ends in ``.`` stands for all below.
+
+        Capacities are always among them, because a plan is checked against them. No other key of a system matters
+        to `plan`, so a plan may be priced with any other value there.
+        """
+        return CAPACITY_KEYS
 
     @property
     def spec(self) -> str:
@@ -269,41 +286,6 @@ def need_ndp(policy: Policy, system: System) -> None:
         )
 
 
-def decode_offsets(trace: RoutingTrace) -> NDArray[np.int64]:
-    """Where each sequence's decode steps start, and where the last ones end [S + 1]."""
-    lengths = trace.sequence_lengths - trace.prompt_len
-    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-
-
-def decode_ids(
-    inputs: PlanInputs,
-) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
-    """Expert ids of every decode step, with what goes along.
-
-    Returns
-    -------
-    ids int64 [T, L, k] with unassigned picks set to 0; assigned [T, L, k]; sequence number of each step [T];
-    offsets of the sequences' decode steps [S + 1].
-    """
-    trace = inputs.replay.trace
-    rows = trace.phase("decode")
-    ids = trace.topk_ids[rows]
-    assigned = ids != np.iinfo(ids.dtype).max
-    offsets = decode_offsets(trace)
-    sequence = np.repeat(np.arange(trace.num_sequences), np.diff(offsets))
-    return np.where(assigned, ids, 0).astype(np.int64), assigned, sequence, offsets
-
-
-def decode_weights(inputs: PlanInputs) -> NDArray[np.float64]:
-    """Routing weight of every decode pick [T, L, k]; without recorded weights, earlier picks weigh more."""
-    trace = inputs.replay.trace
-    rows = trace.phase("decode")
-    if trace.topk_weights is not None:
-        return trace.topk_weights[rows].astype(np.float64)
-    falling = np.arange(trace.top_k, 0, -1, dtype=np.float64)
-    return np.tile(falling, (int(rows.sum()), trace.num_layers, 1))
-
-
 def prefill_counts(inputs: PlanInputs) -> NDArray[np.int64] | None:
     """Tokens per expert of every sequence's prefill [S, L, E], or None when the trace holds no prefill."""
     trace = inputs.replay.trace
@@ -375,7 +357,7 @@ def make_plan(
         policy=policy.spec,
         classes=classes.classes(),
         picks=picks,
-        offsets=decode_offsets(trace),
+        offsets=inputs.replay.decode_offsets,
         context_start=inputs.replay.context_start,
         prompt_tokens=trace.prompt_len,
         prefill_class=prefill[0],
@@ -390,10 +372,11 @@ def _check_memory(inputs: PlanInputs, plan: Plan) -> tuple[str, ...]:
     model, system = inputs.model, inputs.system
     capacity = system.gpu.memory_capacity_bytes
     use = placement.gpu_footprint(model, plan.gpu_experts, inputs.max_context, buffer_bytes=plan.gpu_buffer_bytes)
-    most = placement.largest_gpu_experts(model, capacity - plan.gpu_buffer_bytes, inputs.max_context)
-    advice = f"at most {most} experts a layer fit" if most >= 0 else "not even zero experts a layer fit"
-    what = f"{model.name} with {plan.gpu_experts:g} experts a layer at {inputs.max_context} tokens on {system.gpu.name}"
-    placement.check_fits(what, use, capacity, advice)
+    if use.total > capacity:
+        most = placement.largest_gpu_experts(model, capacity - plan.gpu_buffer_bytes, inputs.max_context)
+        advice = f"at most {most} experts a layer fit" if most >= 0 else "not even zero experts a layer fit"
+        count = f"{plan.gpu_experts:g} experts a layer at {inputs.max_context} tokens"
+        placement.check_fits(f"{model.name} with {count} on {system.gpu.name}", use, capacity, advice)
     behind = placement.memory_footprint(model, plan.replica_bits)
     if system.ndp is not None:
         advice = "use a device with more capacity or fewer replicas"

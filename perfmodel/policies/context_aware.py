@@ -12,18 +12,20 @@ Source: arXiv 2512.04476. Where the text is silent:
   the placement is known only afterwards.
 """
 
+import functools
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel import placement
-from perfmodel.bitwidth import LossTable, select_bitwidths
+from perfmodel.bitwidth import LossTable, bits_by_rank
 from perfmodel.errors import PolicyError
 from perfmodel.kernels.picks import look_up
 from perfmodel.placement import Norm
 from perfmodel.policies.base import (
+    SPLIT_KEYS,
     ClassTable,
     Executor,
     Overlap,
@@ -32,7 +34,6 @@ from perfmodel.policies.base import (
     Policy,
     PrefillMode,
     WorkClass,
-    decode_ids,
     make_plan,
     need_ndp,
     option,
@@ -74,8 +75,8 @@ class _PlacedExperts(Policy):
         require(self, "mean_bits", whole, "a whole number with selector=uniform")
 
     @property
-    def hardware_dependent(self) -> bool:
-        return self.prefill == "balanced" or self.gpu_experts is None
+    def plan_keys(self) -> tuple[str, ...]:
+        return (*super().plan_keys, *SPLIT_KEYS) if self.prefill == "balanced" else super().plan_keys
 
     def _count(self, inputs: PlanInputs) -> int:
         """Experts per layer on the GPU, resolved against the model and the GPU's memory."""
@@ -90,42 +91,48 @@ class _PlacedExperts(Policy):
         )
         return self.gpu_experts
 
-    def _bits(
-        self, inputs: PlanInputs, values: NDArray[np.float64], hot: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-        """Stored bits of every expert [S, L, E]; hot experts keep the stored precision."""
-        full = float(inputs.model.expert_bits)
-        bits = np.full(hot.shape, full)
-        if self.selector == "full" or hot.all():
-            return bits, ()
+    def _bits(self, inputs: PlanInputs, cold: NDArray[np.int64]) -> tuple[NDArray[Any] | float, tuple[str, ...]]:
+        """Stored bits of every cold expert, or one number for all.
+
+        cold : int64 [S, L, C], from the most to the least important expert of a layer.
+        """
+        if self.selector == "full" or cold.size == 0:
+            return float(inputs.model.expert_bits), ()
         if self.selector == "uniform":
-            bits[~hot] = self.mean_bits
-            return bits, ()
-        losses, notes = _losses(inputs)
-        # Every layer has the same number of cold experts, so they gather into a dense axis.
-        cold = np.nonzero(~hot)
-        shape = (*hot.shape[:2], -1)
-        table = np.broadcast_to(losses, (*hot.shape, losses.shape[-1]))[cold].reshape(*shape, losses.shape[-1])
-        bits[cold] = select_bitwidths(values[cold].reshape(shape), table, self.mean_bits).reshape(-1)
-        return bits, notes
+            return float(self.mean_bits), ()
+        losses, notes = _losses(inputs.losses, len(inputs.model.moe_layers), inputs.model.num_experts)
+        ordered = losses[np.arange(cold.shape[1])[:, None], cold]
+        bits = bits_by_rank(ordered.reshape(-1, *ordered.shape[2:]), self.mean_bits)
+        return bits.reshape(cold.shape), notes
+
+    def _classes(
+        self, order: NDArray[np.int64], count: int, bits: NDArray[Any] | float, full: float, table: ClassTable
+    ) -> NDArray[np.uint8]:
+        """Work class of every expert [S, L, E + 1]; 0 in the last place of a layer."""
+        by_rank = np.empty(order.shape, np.uint8)
+        if count:
+            by_rank[..., :count] = table.number(WorkClass(Executor.GPU, full))
+        cold = by_rank[..., count:]
+        for width in np.unique(bits) if cold.size else ():
+            number = table.number(WorkClass(Executor.NDP, float(width), quantised=bool(width < full)))
+            np.copyto(cold, number, where=bits == width)
+        classes = np.zeros((*order.shape[:-1], order.shape[-1] + 1), np.uint8)
+        np.put_along_axis(classes, order, by_rank, axis=-1)
+        return classes
 
     def _placed(self, inputs: PlanInputs, values: placement.Importance, *, known_before: bool) -> Plan:
         need_ndp(self, inputs.system)
         count = self._count(inputs)
-        hot = statistics.top_experts(values.values, count)
-        bits, bit_notes = self._bits(inputs, values.values, hot)
+        order = statistics.ranked_experts(values.values)
+        bits, bit_notes = self._bits(inputs, order[..., count:])
         full = float(inputs.model.expert_bits)
         table = ClassTable()
-        classes = np.zeros(hot.shape, np.uint8)
-        if hot.any():
-            classes[hot] = table.number(WorkClass(Executor.GPU, full))
-        for width in np.unique(bits[~hot]):
-            work = WorkClass(Executor.NDP, float(width), quantised=bool(width < full))
-            classes[~hot & (bits == width)] = table.number(work)
-        ids, assigned, sequence, _ = decode_ids(inputs)
-        picks = look_up(classes, sequence, ids)
-        if not assigned.all():
-            picks[~assigned] = table.number(WorkClass(Executor.SKIP, full))
+        classes = self._classes(order, count, bits, full, table)
+        hot: NDArray[np.bool_] = np.zeros(order.shape, np.bool_)
+        np.put_along_axis(hot, order[..., :count], True, axis=-1)
+        if not inputs.replay.all_assigned:
+            classes[..., -1] = table.number(WorkClass(Executor.SKIP, full))
+        picks = look_up(classes, inputs.replay.decode_offsets, inputs.replay.decode_ids)
         prefill = plan_prefill(inputs, self.prefill, table, hot if known_before else None)
         moved = 0.0 if known_before else float(count * hot.shape[1])
         return make_plan(
@@ -151,15 +158,15 @@ class _PlacedExperts(Policy):
         )
 
 
-def _losses(inputs: PlanInputs) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """Loss table for the model's MoE layers [L, E, 4].
+@functools.lru_cache(maxsize=16)
+def _losses(given: LossTable | None, num_layers: int, num_experts: int) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """Loss table for a model's MoE layers [L, E, 4], and what to say of it.
 
     A table that was given must fit the model. Without one, the bundled table serves models with as many experts,
     and an assumed table the others.
     """
-    model = inputs.model
-    chosen = inputs.losses or LossTable.load(BUNDLED_LOSSES)
-    table = chosen.for_model(len(model.moe_layers), model.num_experts, assume=inputs.losses is None)
+    chosen = given or LossTable.load(BUNDLED_LOSSES)
+    table = chosen.for_model(num_layers, num_experts, assume=given is None)
     named = () if table.source == "assumed" else (f"losses: {table.name} ({table.source})",)
     return table.losses, (*named, *table.notes)
 

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from perfmodel.errors import PolicyError
 from perfmodel.kernels.cache import MISS_HIGH, MISS_LOW, mixed_cache
-from perfmodel.kernels.picks import weight_before
 from perfmodel.policies.base import (
     ClassTable,
     Executor,
@@ -33,8 +32,6 @@ from perfmodel.policies.base import (
     PlanInputs,
     Policy,
     WorkClass,
-    decode_ids,
-    decode_weights,
     make_plan,
     option,
     plan_prefill,
@@ -83,10 +80,10 @@ class Hobbit(Policy):
         require(self, "cache_low", self.cache_low >= 0, "0 or more")
         require(self, "prefetch_accuracy", 0.0 <= self.prefetch_accuracy <= 1.0, "0 to 1")
 
-    def _wanted(self, inputs: PlanInputs, assigned: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _wanted(self, inputs: PlanInputs, assigned: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Precision each pick is copied at on a miss [T, L, k]."""
-        s = weight_before(decode_weights(inputs), np.ascontiguousarray(assigned))
-        wanted = np.full(s.shape, _SKIP, np.int64)
+        s = inputs.replay.weight_before
+        wanted = np.full(s.shape, _SKIP, np.uint8)
         if self.split == "gates":
             wanted[s <= self.t2] = _LOW
             wanted[s <= self.t1] = _HIGH
@@ -97,7 +94,7 @@ class Hobbit(Policy):
             # The spread only orders equal s: it is far smaller than any difference of recorded weights.
             key = values + 1e-9 * _spread(len(values))
             high, low = np.rint(np.cumsum(PUBLISHED_SHARES[:2]) * len(values)).astype(np.int64)
-            chosen = np.full(len(values), _SKIP, np.int64)
+            chosen = np.full(len(values), _SKIP, np.uint8)
             if low:
                 chosen[key <= np.partition(key, low - 1)[low - 1]] = _LOW
             if high:
@@ -114,7 +111,7 @@ class Hobbit(Policy):
         return ahead
 
     def _classes(
-        self, outcome: NDArray[np.int64], full: float, offsets: NDArray[np.int64], table: ClassTable
+        self, outcome: NDArray[np.uint8], full: float, offsets: NDArray[np.int64], table: ClassTable
     ) -> NDArray[np.uint8]:
         """Work class of every pick, from the outcome of its cache request."""
         low = min(self.low_bits, full)
@@ -146,12 +143,12 @@ class Hobbit(Policy):
         full = float(model.expert_bits)
         if self.split == "gates" and trace.topk_weights is None:
             raise PolicyError("policy hobbit: split=gates needs routing weights, and this trace has none")
-        ids, assigned, _, offsets = decode_ids(inputs)
+        assigned, offsets = inputs.replay.assigned, inputs.replay.decode_offsets
         wanted = self._wanted(inputs, assigned, offsets)
         outcome = mixed_cache(
-            ids,
+            inputs.replay.decode_ids,
             wanted,
-            np.ascontiguousarray(assigned),
+            assigned,
             offsets,
             model.num_experts,
             self.cache_high,

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.kernels.cache import lru_hits
-from perfmodel.kernels.picks import weight_rank
 from perfmodel.policies.base import (
+    SPLIT_KEYS,
     ClassTable,
     Executor,
     Plan,
@@ -31,8 +31,6 @@ from perfmodel.policies.base import (
     PrefillMode,
     Rounding,
     WorkClass,
-    decode_ids,
-    decode_weights,
     make_plan,
     need_ndp,
     option,
@@ -63,16 +61,18 @@ class Monde(Policy):
         require(self, "resident", self.resident == 0 or self.reading == "one", "0 unless reading=one")
 
     @property
-    def hardware_dependent(self) -> bool:
-        return self.reading == "balance" or self.prefill == "balanced"
+    def plan_keys(self) -> tuple[str, ...]:
+        splits = self.reading == "balance" or self.prefill == "balanced"
+        return (*super().plan_keys, *SPLIT_KEYS) if splits else super().plan_keys
 
     def _copied(self, inputs: PlanInputs, assigned: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which picks go to the GPU [T, L, k]: the H with the largest weight, ties to the earlier pick."""
         if self.reading == "all-ndp":
             return np.zeros_like(assigned)
-        rank = weight_rank(decode_weights(inputs), np.ascontiguousarray(assigned))
-        active = assigned.sum(axis=-1, keepdims=True)
-        wanted = np.minimum(active, 1) if self.reading == "one" else split_count(active, inputs.system, self.rounding)
+        rank = inputs.replay.weight_rank
+        if self.reading == "one":
+            return np.asarray(rank == 0)
+        wanted = split_count(assigned.sum(axis=-1, keepdims=True), inputs.system, self.rounding)
         return np.asarray(assigned & (rank < wanted))
 
     def _hits(
@@ -88,19 +88,20 @@ class Monde(Policy):
         model, trace = inputs.model, inputs.replay.trace
         require(self, "resident", self.resident <= model.num_experts, f"0 to {model.num_experts} for {model.name}")
         full = float(model.expert_bits)
-        ids, assigned, _, offsets = decode_ids(inputs)
+        ids, assigned = inputs.replay.decode_ids, inputs.replay.assigned
         copied = self._copied(inputs, assigned)
-        hits = self._hits(ids, copied, offsets, model.num_experts)
+        hits = self._hits(ids, copied, inputs.replay.decode_offsets, model.num_experts)
         table = ClassTable()
         picks = np.full(ids.shape, table.number(WorkClass(Executor.NDP, full)), np.uint8)
-        if copied.any():
-            picks[copied] = table.number(WorkClass(Executor.FETCH, full))
-        if hits.any():
-            picks[hits] = table.number(WorkClass(Executor.GPU, full))
-        if not assigned.all():
-            picks[~assigned] = table.number(WorkClass(Executor.SKIP, full))
+        num_copied, num_hits = int(np.count_nonzero(copied)), int(np.count_nonzero(hits))
+        if num_copied:
+            np.copyto(picks, table.number(WorkClass(Executor.FETCH, full)), where=copied)
+        if num_hits:
+            np.copyto(picks, table.number(WorkClass(Executor.GPU, full)), where=hits)
+        if not inputs.replay.all_assigned:
+            np.copyto(picks, table.number(WorkClass(Executor.SKIP, full)), where=~assigned)
         prefill = plan_prefill(inputs, self.prefill, table)
-        staging = 0.0 if self.resident or not copied.any() else model.expert_bytes(full)
+        staging = 0.0 if self.resident or not num_copied else model.expert_bytes(full)
         reading = f"reading={self.reading}" + (f", resident={self.resident}" if self.resident else "")
         return make_plan(
             self,
@@ -113,8 +114,8 @@ class Monde(Policy):
             gpu_buffer_bytes=staging,
             replica_bits=(),
             notes=(
-                f"MoNDE {reading}: {copied.sum() / max(1, ids.shape[0] * ids.shape[1]):.3f} picks a layer and token go"
-                f" to the GPU, {1 - hits.sum() / max(1, copied.sum()):.3f} of them after a copy; both sides overlap",
+                f"MoNDE {reading}: {num_copied / max(1, ids.shape[0] * ids.shape[1]):.3f} picks a layer and token go"
+                f" to the GPU, {1 - num_hits / max(1, num_copied):.3f} of them after a copy; both sides overlap",
                 f"prefill experts: {self.prefill}",
                 *(
                     ("the trace has no routing weights: the first listed pick counts as the better-weighted one",)

@@ -1,5 +1,6 @@
 """Recorded and synthetic expert routing: which experts every token picked in every layer."""
 
-from perfmodel.routing.trace import Replay, RoutingTrace
+from perfmodel.routing.replay import Replay
+from perfmodel.routing.trace import RoutingTrace
 
 __all__ = ["Replay", "RoutingTrace"]

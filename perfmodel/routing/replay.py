@@ -1,6 +1,9 @@
 """Fit a recorded trace to a workload (prompt and output lengths) and to the layers of a model."""
 
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +11,84 @@ from numpy.typing import NDArray
 from perfmodel.errors import TraceError
 from perfmodel.routing.checks import as_count, as_int64
 from perfmodel.routing.npz import MAX_BYTES, shown
-from perfmodel.routing.trace import UNNAMED, Replay, RoutingTrace
+from perfmodel.routing.trace import UNNAMED, RoutingTrace
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """A trace fitted to a workload and a model.
+
+    What every plan on it needs is derived when it is first asked for and then shared, so that planning many policies
+    costs it once. These arrays are read-only.
+
+    Parameters
+    ----------
+    trace : the rows to replay, with the model's layers
+    context_start : int64 [S], tokens of context before the first decode step of each sequence
+    notes : sentences that say what was truncated, cycled, mapped or is not a recording of this model
+    """
+
+    trace: RoutingTrace
+    context_start: NDArray[np.int64]
+    notes: tuple[str, ...]
+
+    def __reduce__(self) -> tuple[type["Replay"], tuple[Any, ...]]:
+        # Without what was derived, which is larger than the trace and quickly made again.
+        return type(self), (self.trace, self.context_start, self.notes)
+
+    @functools.cached_property
+    def decode_offsets(self) -> NDArray[np.int64]:
+        """Where each sequence's decode steps start, and where the last ones end [S + 1]."""
+        lengths = self.trace.sequence_lengths - self.trace.prompt_len
+        return _frozen(np.concatenate(([0], np.cumsum(lengths))).astype(np.int64))
+
+    @functools.cached_property
+    def decode_ids(self) -> NDArray[np.uint16]:
+        """Expert of every decode pick [T, L, k], sequences one after another; E where a pick is unassigned."""
+        ids = self.trace.topk_ids[self.trace.phase("decode")]
+        return _frozen(np.minimum(ids, self.trace.num_experts).astype(np.uint16))
+
+    @functools.cached_property
+    def assigned(self) -> NDArray[np.bool_]:
+        """Which decode picks name an expert [T, L, k]."""
+        return _frozen(self.decode_ids < self.trace.num_experts)
+
+    @functools.cached_property
+    def all_assigned(self) -> bool:
+        """Whether every decode pick names an expert."""
+        return bool(self.assigned.all())
+
+    @functools.cached_property
+    def weight_rank(self) -> NDArray[np.uint16]:
+        """How many decode picks of the same token and layer weigh more, see ``kernels/picks.py`` [T, L, k]."""
+        from perfmodel.kernels.picks import weight_rank  # imported here, because Numba loads slowly
+
+        return _frozen(weight_rank(self._weights(), self.assigned))
+
+    @functools.cached_property
+    def weight_before(self) -> NDArray[np.float64]:
+        """Normalised weight of the decode picks that weigh more, see ``kernels/picks.py`` [T, L, k]."""
+        from perfmodel.kernels.picks import weight_before  # imported here, because Numba loads slowly
+
+        return _frozen(weight_before(self._weights(), self.assigned))
+
+    def _weights(self) -> NDArray[np.float64]:
+        """Routing weight of every decode pick [T, L, k]; without recorded weights, earlier picks weigh more."""
+        trace = self.trace
+        if trace.topk_weights is not None:
+            return trace.topk_weights[trace.phase("decode")].astype(np.float64)
+        falling = np.arange(trace.top_k, 0, -1, dtype=np.float64)
+        return np.tile(falling, (len(self.decode_ids), trace.num_layers, 1))
+
+    @functools.cached_property
+    def max_context(self) -> int:
+        """Longest context that any sequence reaches [tokens]."""
+        return int((self.context_start + np.diff(self.decode_offsets)).max())
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    array.flags.writeable = False
+    return array
 
 
 def replay_trace(

@@ -17,8 +17,8 @@ from perfmodel.routing.trace import Phase, RoutingTrace
 
 Floats = NDArray[np.float64]
 
-# Several policies and every statistic ask for the same counts of the same, immutable trace.
-_counts: WeakKeyDictionary[RoutingTrace, dict[str, NDArray[np.int64]]] = WeakKeyDictionary()
+# Several policies and every statistic ask for the same sums of the same, immutable trace.
+_sums: WeakKeyDictionary[RoutingTrace, dict[tuple[str, bool], NDArray[Any]]] = WeakKeyDictionary()
 
 
 class HitRate(NamedTuple):
@@ -59,11 +59,7 @@ class Overlap(NamedTuple):
 
 def selection_counts(trace: RoutingTrace, phase: Phase) -> NDArray[np.int64]:
     """How often each sequence picks each expert in one phase: [S, L, E]. Unassigned picks do not count."""
-    if phase not in _counts.setdefault(trace, {}):
-        counts = _per_sequence(trace, phase, weighted=False).astype(np.int64)
-        counts.flags.writeable = False
-        _counts[trace][phase] = counts
-    return _counts[trace][phase]
+    return _per_sequence(trace, phase, weighted=False)
 
 
 def weight_sums(trace: RoutingTrace, phase: Phase) -> Floats:
@@ -76,13 +72,23 @@ def weight_sums(trace: RoutingTrace, phase: Phase) -> Floats:
     return _per_sequence(trace, phase, weighted=True)
 
 
-def _per_sequence(trace: RoutingTrace, phase: Phase, weighted: bool) -> Floats:
+def _per_sequence(trace: RoutingTrace, phase: Phase, weighted: bool) -> NDArray[Any]:
+    """Counts, or sums of weights, made once for each trace; read-only."""
     if phase not in ("prefill", "decode"):
         raise TraceError(f"unknown phase {shown(phase)}, allowed are 'prefill' and 'decode'")
+    known = _sums.setdefault(trace, {})
+    if (phase, weighted) not in known:
+        sums = _summed(trace, phase, weighted)
+        sums.flags.writeable = False
+        known[phase, weighted] = sums
+    return known[phase, weighted]
+
+
+def _summed(trace: RoutingTrace, phase: Phase, weighted: bool) -> NDArray[Any]:
     layers, experts = trace.num_layers, trace.num_experts
     # One bin more than experts takes the unassigned picks, whose id is larger than any expert's.
     first_bin = np.arange(layers)[:, None] * (experts + 1)
-    sums = np.empty((trace.num_sequences, layers, experts))
+    sums = np.empty((trace.num_sequences, layers, experts), np.float64 if weighted else np.int64)
     for s in range(trace.num_sequences):
         rows = trace.prefill_slice(s) if phase == "prefill" else trace.decode_slice(s)
         bins = first_bin + np.minimum(trace.topk_ids[rows], experts)
@@ -138,17 +144,25 @@ def adjacent_overlap(trace: RoutingTrace, phase: Phase = "decode", lag: int = 1)
     return Overlap(measured, _divide(repeated.sum(0), counts.sum((0, 2))))
 
 
+def ranked_experts(importance: ArrayLike) -> NDArray[np.int64]:
+    """Experts of each layer from the most to the least important [..., E]; ties go to the lower id.
+
+    Raises :class:`TraceError` for NaN.
+    """
+    scores = np.asarray(importance, dtype=np.float64)
+    if np.isnan(scores).any():
+        raise TraceError("importance holds NaN, so experts cannot be ordered by it")
+    return np.argsort(-scores, axis=-1, kind="stable")
+
+
 def top_experts(importance: ArrayLike, gpu_experts: int) -> NDArray[np.bool_]:
     """Mask [..., E] of the ``gpu_experts`` most important experts of each layer; ties go to the lower id.
 
     Raises :class:`TraceError` for NaN and for a number outside 0..E.
     """
-    scores = np.asarray(importance, dtype=np.float64)
-    if np.isnan(scores).any():
-        raise TraceError("importance holds NaN, so experts cannot be ordered by it")
-    gpu_experts = as_count("gpu_experts", gpu_experts, 0, scores.shape[-1])
-    order = np.argsort(-scores, axis=-1, kind="stable")
-    mask = np.zeros(scores.shape, dtype=bool)
+    order = ranked_experts(importance)
+    gpu_experts = as_count("gpu_experts", gpu_experts, 0, order.shape[-1])
+    mask = np.zeros(order.shape, dtype=bool)
     np.put_along_axis(mask, order[..., :gpu_experts], True, axis=-1)
     return mask
 

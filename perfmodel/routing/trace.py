@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,6 +28,9 @@ from perfmodel.routing.checks import (
     checked_weights,
 )
 from perfmodel.routing.npz import one_line, shown
+
+if TYPE_CHECKING:
+    from perfmodel.routing.replay import Replay
 
 CANONICAL_KEYS = frozenset({"topk_ids", "sequence_offsets", "prompt_len", "layer_index", "num_experts", "metadata"})
 OPTIONAL_KEYS = frozenset({"topk_weights", "labels", "domain"})
@@ -355,22 +358,6 @@ class RoutingTrace:
         rest = [self.num_experts, self.metadata, self.labels]
         state.update(json.dumps(rest, sort_keys=True).encode())
         return state.hexdigest()
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Replay:
-    """A trace fitted to a workload and a model.
-
-    Parameters
-    ----------
-    trace : the rows to replay, with the model's layers
-    context_start : int64 [S], tokens of context before the first decode step of each sequence
-    notes : sentences that say what was truncated, cycled, mapped or is not a recording of this model
-    """
-
-    trace: RoutingTrace
-    context_start: NDArray[np.int64]
-    notes: tuple[str, ...]
 
 
 def bundled_traces() -> tuple[str, ...]:

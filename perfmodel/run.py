@@ -6,6 +6,7 @@ states loses nothing. The first output token comes out of the prefill; ``N`` out
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,13 +152,17 @@ class Run:
         """
         wanted = [metric(name) for name in names]
         many = points if isinstance(points, Points) else Points.of(points)
-        found = {one.name: np.full(many.num_points, np.nan) for one in wanted}
+        families = dict.fromkeys(one.family for one in wanted)
+        found: dict[str, NDArray[np.float64]] = {}
         for part, columns in many.by_words():
-            for family in dict.fromkeys(one.family for one in wanted):
+            for family in families:
                 priced = _PRICED[family](self, part, [one.name for one in wanted if one.family == family])
+                if part is many:
+                    found |= priced
+                    continue
                 for name, values in priced.items():
-                    found[name][columns] = values
-        return found
+                    found.setdefault(name, np.empty(many.num_points))[columns] = values
+        return {one.name: found[one.name] for one in wanted}
 
     def token_times(self, point: NDArray[np.float64]) -> NDArray[np.float64]:
         """Time of every decode step at one hardware point, sequences one after another [T] [s]."""
@@ -255,22 +260,25 @@ def _percentiles(run: Run, points: Points, names: list[str]) -> dict[str, NDArra
 
 
 def _prefills(run: Run, points: Points, names: list[str]) -> dict[str, NDArray[np.float64]]:
-    migration = run.plan.migrated_experts.mean() * run._copy_times(points)
-    found = {"migration_s": migration}
-    if run._prefill_inputs is not None and ("ttft_s" in names or "end_to_end_s" in names):
-        found["ttft_s"] = kernel.prefill_times(*points, *run._prefill_inputs).mean(axis=0)
-        if "end_to_end_s" in names:
-            decode = _means(run, points, ["decode_s"])["decode_s"]
-            found["end_to_end_s"] = found["ttft_s"] + migration + decode
-    return {name: values for name, values in found.items() if name in names}
+    found = {"migration_s": run.plan.migrated_experts.mean() * run._copy_times(points)}
+    if names != ["migration_s"]:
+        found["ttft_s"] = np.full(points.num_points, np.nan)
+        if run._prefill_inputs is not None:
+            # Added one sequence after another: NumPy's mean sums in an order that depends on the number of points.
+            times = kernel.prefill_times(*points, *run._prefill_inputs)
+            found["ttft_s"] = functools.reduce(np.add, times) / len(times)
+    if "end_to_end_s" in names:
+        decode = _means(run, points, ["decode_s"])["decode_s"]
+        found["end_to_end_s"] = found["ttft_s"] + found["migration_s"] + decode
+    return found
 
 
 def _decisions(run: Run, points: Points, names: list[str]) -> dict[str, NDArray[np.float64]]:
     gpu, behind = (use["total"] for use in run.memory().values())
     found = {"gpu_memory_bytes": gpu, "offload_memory_bytes": behind}
-    if run.hit_rates is not None:
-        found["hit_rate"] = run.hit_rates.own
-    return {name: np.full(points.num_points, found[name]) for name in names if name in found}
+    if "hit_rate" in names:
+        found["hit_rate"] = math.nan if run.hit_rates is None else run.hit_rates.own
+    return {name: np.full(points.num_points, found[name]) for name in names}
 
 
 _PRICED: dict[str, Callable[[Run, Points, list[str]], dict[str, NDArray[np.float64]]]] = {

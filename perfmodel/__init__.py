@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from perfmodel.answers import best, break_even, pareto, sobol_indices, solve, tornado
     from perfmodel.bitwidth import LossTable, select_bitwidths
     from perfmodel.errors import PerfModelError
     from perfmodel.evaluation import Evaluation
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from perfmodel.policies import POLICIES, Policy, parse_policy
     from perfmodel.routing import RoutingTrace
     from perfmodel.run import Run, evaluate, plan_run
+    from perfmodel.scenario import Scenario
+    from perfmodel.sweeps.api import run_sweep, sweep
+    from perfmodel.sweeps.dataset import open_dataset
 
 _HOMES = {
     "Evaluation": "evaluation",
@@ -26,13 +30,23 @@ _HOMES = {
     "Policy": "policies",
     "RoutingTrace": "routing",
     "Run": "run",
+    "Scenario": "scenario",
     "System": "hardware",
+    "best": "answers",
+    "break_even": "answers",
     "evaluate": "run",
     "load_spec": "hardware",
     "load_system": "hardware",
+    "open_dataset": "sweeps.dataset",
+    "pareto": "answers",
     "parse_policy": "policies",
     "plan_run": "run",
+    "run_sweep": "sweeps.api",
     "select_bitwidths": "bitwidth",
+    "sobol_indices": "answers",
+    "solve": "answers",
+    "sweep": "sweeps.api",
+    "tornado": "answers",
 }
 
 __all__ = [
@@ -44,13 +58,23 @@ __all__ = [
     "Policy",
     "RoutingTrace",
     "Run",
+    "Scenario",
     "System",
+    "best",
+    "break_even",
     "evaluate",
     "load_spec",
     "load_system",
+    "open_dataset",
+    "pareto",
     "parse_policy",
     "plan_run",
+    "run_sweep",
     "select_bitwidths",
+    "sobol_indices",
+    "solve",
+    "sweep",
+    "tornado",
 ]
 
 

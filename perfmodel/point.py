@@ -21,7 +21,7 @@ _MAPPINGS = {
 DEFAULT_READ_BUFFER = 32
 _SCALINGS = {"none": place.SCALING_NONE, "linear": place.SCALING_LINEAR, "native": place.SCALING_NATIVE}
 #: Keys that set the DRAM efficiency of a near-data device by way of its timings.
-_TIMINGS = ("ndp.dram.", "ndp.read_buffer")
+TIMINGS = ("ndp.dram.", "ndp.read_buffer")
 
 
 class Points(NamedTuple):
@@ -189,7 +189,7 @@ def hardware_points(system: System, values: Mapping[str, ArrayLike], dtype: str 
 
 def _without_timings(system: System, arrays: dict[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
     """DRAM timings turned into the efficiency that follows from them, one distinct combination at a time."""
-    timings = {key: array for key, array in arrays.items() if key.startswith(_TIMINGS)}
+    timings = {key: array for key, array in arrays.items() if key.startswith(TIMINGS)}
     if not timings:
         return arrays
     together = np.broadcast_arrays(*timings.values())

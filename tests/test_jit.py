@@ -82,6 +82,21 @@ def test_second_process_loads_and_a_changed_helper_recompiles(copied: Path, tmp_
     assert len(list((cache / "perfmodel").iterdir())) == 2
 
 
+def test_a_changed_helper_changes_prices(tmp_path: Path) -> None:
+    root, cache = tmp_path / "source", str(tmp_path / "cache")
+    shutil.copytree(PACKAGE / "kernels", root / "perfmodel" / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PACKAGE / "__init__.py", root / "perfmodel")
+    price = (
+        "import numpy as np\n"
+        "from perfmodel.kernels.price import copy_times\n"
+        "print(copy_times(np.ones(49), np.arange(0), np.empty((0, 2)), 3.0)[1])\n"
+    )
+    assert _run(price, root, NUMBA_CACHE_DIR=cache) == _run(price, root, NUMBA_CACHE_DIR=cache) == "5.0"
+    helper = root / "perfmodel" / "kernels" / "link.py"
+    helper.write_text(helper.read_text().replace("return latency_s +", "return 100.0 * latency_s +"))
+    assert _run(price, root, NUMBA_CACHE_DIR=cache) == "104.0"
+
+
 def test_without_a_writable_folder_every_process_compiles(copied: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "a file"
     blocked.write_text("")

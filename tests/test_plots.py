@@ -380,7 +380,8 @@ def test_checking_a_suffix_needs_no_matplotlib():
 
 
 def test_the_package_offers_its_public_names_and_no_others():
-    assert plots.__all__ == ["SUFFIXES", "check_suffix", "comparison_figure", "reproduction_figures", "save"]
+    known = ["KINDS", "SUFFIXES", "check_suffix", "comparison_figure", "reproduction_figures", "save", "sweep_figure"]
+    assert plots.__all__ == known
     assert {*plots.__all__} <= {*dir(plots)}
     assert all(hasattr(plots, name) for name in plots.__all__)
     with pytest.raises(AttributeError, match=r"'perfmodel\.plots' has no attribute 'figure'"):

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 from perfmodel.errors import PerfModelError
 
 EXIT_BAD_INPUT = 2
-_DEFAULT_POLICIES = ("monde", "hobbit", "context-aware:mean_bits=3", "context-aware:mean_bits=2")
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,20 +33,32 @@ def add_command(
     return parser
 
 
-def add_scenario(parser: argparse.ArgumentParser, *, model: str | None = None) -> None:
+def add_scenario(
+    parser: argparse.ArgumentParser,
+    *,
+    model: str | None = None,
+    from_file: bool = False,
+    policies: str = "repeatable; the first is the baseline",
+) -> None:
     """The options that say what is priced: model, system, trace, policies and workload.
 
-    model : default of ``--model``; without one the option is required.
+    model : default of ``--model``; without one the option is required. from_file : an option that is not given is
+        None, since a file may say what holds then. policies : what ``--policy`` takes.
     """
-    what = "config.json, its folder, or a bundled name" + ("" if model is None else " (default %(default)s)")
-    parser.add_argument("--model", required=model is None, default=model, metavar="CONFIG", help=what)
-    parser.add_argument("--system", default="h100-cxl2-ndp", metavar="SPEC", help="system spec (default %(default)s)")
-    parser.add_argument("--trace", default="tiny-mixtral-32l-mini", metavar="FILE", help="trace (default %(default)s)")
+    inputs = {
+        "model": ("CONFIG", "config.json, its folder, or a bundled name", model),
+        "system": ("SPEC", "system spec", "h100-cxl2-ndp"),
+        "trace": ("FILE", "trace", "tiny-mixtral-32l-mini"),
+    }
+    for name, (metavar, meaning, default) in inputs.items():
+        what = meaning if default is None else f"{meaning} (default {default})"
+        value = None if from_file else default
+        parser.add_argument(f"--{name}", required=default is None, default=value, metavar=metavar, help=what)
     parser.add_argument(
         "--policy",
         action="append",
         metavar="NAME[:key=value,...]",
-        help="repeatable; the first is the baseline (see perfmodel policies)",
+        help=f"{policies} (see perfmodel policies)",
     )
     parser.add_argument("--prompt", type=int, metavar="N", help="prompt tokens of every sequence (default: recorded)")
     parser.add_argument("--output", type=int, metavar="N", help="decode steps of every sequence (default: recorded)")
@@ -57,12 +68,11 @@ def add_scenario(parser: argparse.ArgumentParser, *, model: str | None = None) -
 
 def default_policies(system: Any) -> list[str]:
     """The published systems that can run on this one."""
-    from perfmodel.policies import parse_policy
+    from perfmodel.scenario.inputs import default_policies
 
-    if system.ndp is not None:
-        return list(_DEFAULT_POLICIES)
-    texts = [text for text in _DEFAULT_POLICIES if not parse_policy(text).needs_ndp]
-    say(f"system {system.name} has no near-data device; policies by default: {', '.join(texts)}")
+    texts = list(default_policies(system))
+    if system.ndp is None:
+        say(f"system {system.name} has no near-data device; policies by default: {', '.join(texts)}")
     return texts
 
 

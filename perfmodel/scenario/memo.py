@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 V = TypeVar("V")
 _KEPT_ANYWAY = 2
+_MOST = 4096
 
 
 class _Slot(Generic[V]):
@@ -20,7 +21,7 @@ class _Slot(Generic[V]):
 
 
 class Memo(Generic[V]):
-    """Values by key, the least recently used ones dropped first.
+    """Values by key, the least recently used ones dropped first; at most 4096 of them.
 
     Parameters
     ----------
@@ -40,6 +41,8 @@ class Memo(Generic[V]):
         with self._lock:
             slot = self._slots.setdefault(key, _Slot())
             self._slots.move_to_end(key)
+            if len(self._slots) > _MOST:
+                self._drop()
         with slot.lock:
             if slot.refusal is not None:
                 kind, arguments = slot.refusal
@@ -65,4 +68,7 @@ class Memo(Generic[V]):
                 return  # dropped while it was made
             self._total += slot.size
             while self._total > self._budget and len(self._slots) > _KEPT_ANYWAY:
-                self._total -= self._slots.popitem(last=False)[1].size
+                self._drop()
+
+    def _drop(self) -> None:
+        self._total -= self._slots.popitem(last=False)[1].size

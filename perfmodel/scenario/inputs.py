@@ -1,0 +1,83 @@
+"""What a sweep or an answer starts from: models, systems, traces, loss tables and policies by name, path or object."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from perfmodel.bitwidth import LossTable
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware import System, load_system
+from perfmodel.hardware.base import shown
+from perfmodel.model import MoEModel
+from perfmodel.policies import Policy, parse_policy
+from perfmodel.routing import RoutingTrace
+
+#: What is priced where nothing is said: the published systems.
+DEFAULT_MODEL, DEFAULT_SYSTEM, DEFAULT_TRACE = "mixtral-8x7b", "h100-cxl2-ndp", "tiny-mixtral-32l-mini"
+DEFAULT_POLICIES = ("monde", "hobbit", "context-aware:mean_bits=3", "context-aware:mean_bits=2")
+
+_LOADERS: dict[str, Callable[[Any], Any]] = {
+    "model": MoEModel.from_config,
+    "system": load_system,
+    "trace": RoutingTrace.load,
+    "loss": LossTable.load,
+}
+_KINDS = {"model": MoEModel, "system": System, "trace": RoutingTrace, "loss": LossTable}
+
+
+def default_policies(system: System, varied: Iterable[str] = ()) -> tuple[str, ...]:
+    """The published systems that can run on a system, without the options that are ``varied``."""
+    dropped = {name.removeprefix("policy.") for name in varied}
+    found = []
+    for text in DEFAULT_POLICIES:
+        if system.ndp is None and parse_policy(text).needs_ndp:
+            continue
+        name, _, options = text.partition(":")
+        kept = ",".join(one for one in options.split(",") if one and one.partition("=")[0] not in dropped)
+        found.append(f"{name}:{kept}" if kept else name)
+    return tuple(dict.fromkeys(found))
+
+
+def content_hash(kind: str, value: Any) -> str:
+    """SHA-256 of what decides the numbers in a model, system, trace or loss table; names do not count."""
+    if kind in ("system", "trace"):
+        return str(value.content_hash())
+    if kind == "model":
+        content = {name: one for name, one in asdict(value).items() if name != "name"}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(f"{value.losses.shape}".encode() + value.losses.astype("<f8").tobytes()).hexdigest()
+
+
+def named_policies(given: object) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
+    """Policies, and what each is called: the text it was given as.
+
+    Raises
+    ------
+    PerfModelError : something else than policies and their texts, none at all, or two that are the same.
+    """
+    listed: Iterable[Any] = [given] if isinstance(given, Policy | str) or not isinstance(given, Iterable) else given
+    found: dict[Policy, str] = {}
+    for one in listed:
+        if not isinstance(one, Policy | str):
+            raise PerfModelError(f"policy: found {shown(one)}, allowed a policy, its text, or a sequence of them")
+        rule = parse_policy(one) if isinstance(one, str) else one
+        label = one.strip() if isinstance(one, str) else one.spec
+        if rule in found:
+            raise PerfModelError(f"policy: {label} and {found[rule]} are the same policy; allowed: distinct ones")
+        found[rule] = label
+    if not found:
+        raise PerfModelError("policy: none given; allowed: at least one (see `perfmodel policies`)")
+    return tuple(found), tuple(found.values())
+
+
+def load_input(kind: str, value: Any) -> Any:
+    """An input from its name, path or object."""
+    if isinstance(value, _KINDS[kind]) or (kind == "loss" and value is None):
+        return value
+    if not isinstance(value, str | os.PathLike):
+        raise PerfModelError(f"{kind}: found {type(value).__name__}, allowed a name, a path, or the object itself")
+    return _LOADERS[kind](value if isinstance(value, str) else Path(value))

@@ -1,0 +1,68 @@
+"""Plans of one scenario, each made once: for every policy, file, workload and hardware value that can change it."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from perfmodel.errors import PlacementError, PolicyError, SpecError
+from perfmodel.policies import Policy
+from perfmodel.routing import Replay
+from perfmodel.run import Run, make_replay, plan_run
+from perfmodel.scenario.inputs import load_input
+from perfmodel.scenario.memo import Memo
+
+#: Errors that say that one setting cannot be run, while others can.
+INFEASIBLE = (PlacementError, PolicyError, SpecError)
+
+#: What plans and replays may take up together [byte]; derived arrays are several times as large as the picks.
+_BUDGET = 2.0**28
+_TIMES, _BESIDE = 8.0, 1e5
+
+
+def replans(policy: Policy, key: str) -> bool:
+    """Whether another value at a hardware key may change the plan of a policy."""
+    return any(key == one or (one.endswith(".") and key.startswith(one)) for one in policy.plan_keys)
+
+
+class Plans:
+    """Plans by what decides them, the least recently used ones forgotten; for many threads.
+
+    own : the scenario's model, system, trace and loss table by kind. prompt, output, layers : its workload.
+    """
+
+    def __init__(
+        self, own: Mapping[str, Any], prompt: int | None, output: int | None, layers: Literal["cycle"] | None
+    ) -> None:
+        self._own, self._workload, self._layers = own, (prompt, output), layers
+        self._runs: Memo[Run] = Memo(_BUDGET, lambda run: _BESIDE + _TIMES * run.plan.picks.nbytes, INFEASIBLE)
+        self._replays: Memo[Replay] = Memo(_BUDGET, lambda one: _BESIDE + _TIMES * one.trace.topk_ids.nbytes)
+        self._files: Memo[Any] = Memo(float("inf"), lambda _: 0.0)
+
+    def run(self, rule: Policy, fixed: Mapping[str, Any], planned: Mapping[str, float]) -> Run:
+        """The plan of a policy.
+
+        fixed : values of the axes ``model``, ``system``, ``trace``, ``loss`` and of the workload that differ from the
+        scenario's. planned : values at the hardware keys for which the policy replans.
+        """
+        key = (rule.name, rule, tuple(sorted(fixed.items())), tuple(sorted(planned.items())))
+        return self._runs.get(key, lambda: self._make(rule, fixed, planned))
+
+    def _make(self, rule: Policy, fixed: Mapping[str, Any], planned: Mapping[str, float]) -> Run:
+        model, system, losses = (self.file(kind, fixed.get(kind)) for kind in ("model", "system", "loss"))
+        if planned:
+            system = system.with_values(planned)
+        return plan_run(model, system, self._replay(fixed), rule, losses=losses)
+
+    def _replay(self, fixed: Mapping[str, Any]) -> Replay:
+        model, trace = fixed.get("model"), fixed.get("trace")
+        prompt = fixed.get("workload.prompt", self._workload[0])
+        output = fixed.get("workload.output", self._workload[1])
+        return self._replays.get(
+            (model, trace, prompt, output),
+            lambda: make_replay(self.file("model", model), self.file("trace", trace), prompt, output, self._layers),
+        )
+
+    def file(self, kind: str, reference: str | None) -> Any:
+        """The model, system, trace or loss table of a name or path; without one, the scenario's own."""
+        if reference is None:
+            return self._own[kind]
+        return self._files.get((kind, reference), lambda: load_input(kind, reference))

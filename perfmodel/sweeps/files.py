@@ -1,0 +1,97 @@
+"""Sweeps as TOML files."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.base import flatten, shown, suggestion
+from perfmodel.hardware.files import check_kind, path_text, read_toml
+from perfmodel.scenario.axis import FILES
+
+#: Keys of a sweep file beside ``kind``.
+KEYS = (
+    "model", "system", "trace", "policy", "prompt", "output", "layers", "loss",
+    "metrics", "dtype", "zip", "cases", "axes", "sample",
+)  # fmt: skip
+_FILE_SUFFIXES = (".json", ".toml", ".npz", ".csv", ".parquet")
+
+
+def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Parameters of `Request.of` from a TOML file, paths in it resolved against its folder.
+
+    Raises
+    ------
+    PerfModelError : no readable TOML, another kind of file, an unknown key, or a value of the wrong type.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise PerfModelError(f"sweep file: found {shown(path)}, allowed the path of a TOML file")
+    file = Path(path)
+    data = read_toml(file)
+    where = path_text(file)
+    check_kind(data, ("sweep",), where)
+    for key in data:
+        if key not in (*KEYS, "kind"):
+            raise PerfModelError(
+                f"{where}: unknown key {shown(key)}{suggestion(key, KEYS)}; allowed: {', '.join(KEYS)}"
+            )
+    found = {key: value for key, value in data.items() if key != "kind"}
+    _check_types(found, where)
+    for name in ("model", "system", "trace", "loss", "cases"):
+        if name in found:
+            found[name] = _beside(found[name], file.parent)
+    if "axes" in found:
+        try:
+            axes = flatten(found["axes"], lambda _: False)
+        except ValueError as error:
+            raise PerfModelError(f"{where}: [axes] {error}") from None
+        for name in FILES:
+            if isinstance(axes.get(name), list):
+                axes[name] = [_beside(one, file.parent) for one in axes[name]]
+        found["axes"] = axes
+    if "loss" in found:
+        found["losses"] = found.pop("loss")
+    return found
+
+
+def _check_types(data: Mapping[str, Any], where: str) -> None:
+    texts = ("model", "system", "trace", "loss", "layers", "cases", "dtype")
+    kinds: dict[str, tuple[tuple[type, ...], str]] = {
+        **dict.fromkeys(texts, ((str,), "a text")),
+        "policy": ((str, list), "a text or a list of texts"),
+        "metrics": ((str, list), "a text or a list of texts"),
+        "prompt": ((int,), "a whole number"),
+        "output": ((int,), "a whole number"),
+        "zip": ((str, list), "a list of lists of axes"),
+        "axes": ((dict,), "a table of values by axis"),
+        "sample": ((str, dict), "a table with method, n and seed"),
+    }
+    for key, value in data.items():
+        types, allowed = kinds[key]
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise PerfModelError(f"{where}: key {key!r} is {shown(value)}; allowed: {allowed}")
+
+
+def _beside(reference: Any, folder: Path) -> Any:
+    """A relative path in a file starts at the folder of that file; a bundled name stays as it is."""
+    if not isinstance(reference, str):
+        return reference
+    is_path = os.sep in reference or "/" in reference or reference.endswith(_FILE_SUFFIXES)
+    return str(folder / reference) if is_path else reference
+
+
+def merged(file: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of a file with those that are given (None stands for not given) in their place."""
+    found = {**file, **{name: value for name, value in changes.items() if value is not None and name != "axes"}}
+    axes = dict(file.get("axes", {}))
+    for name, values in (changes.get("axes") or {}).items():
+        for known in list(axes):
+            if _short(known) == _short(name):
+                del axes[known]
+        axes[name] = values
+    return {**found, "axes": axes}
+
+
+def _short(name: str) -> str:
+    return str(name).removeprefix("policy.").removeprefix("workload.")

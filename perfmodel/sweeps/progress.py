@@ -1,0 +1,55 @@
+"""How far a sweep is: a bar on a terminal, and nothing where nobody watches."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+#: Called with the points that are done and the points of the whole sweep.
+Report = Callable[[int, int], None]
+
+
+def watched() -> bool:
+    """Whether standard error is a terminal."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # none, or closed
+        return False
+
+
+@contextlib.contextmanager
+def bar(label: str) -> Iterator[Report]:
+    """A bar on standard error with the points done, their rate and the time left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("" if speed is None else f"{short(speed)} points/s")
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}% of {task.fields[size]} points"),
+        Rate(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=console.is_terminal) as progress:
+        task: list[TaskID] = []
+
+        def report(done: int, total: int) -> None:
+            if not task:  # points that were done before are not part of the rate
+                task.append(progress.add_task(label, total=total, completed=done, size=short(total)))
+            progress.update(task[0], completed=done)
+
+        yield report
+
+
+def short(number: float) -> str:
+    """A count in three digits with a prefix: ``"1.25 M"``."""
+    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            return f"{number / factor:.3g} {prefix}"
+    return f"{number:.3g}"

@@ -1,0 +1,184 @@
+"""Sweeps on Dask: the same bits as in one process, also when workers are killed; and what is refused."""
+
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xarray as xr
+from distributed import LocalCluster
+
+from perfmodel.errors import PerfModelError
+from perfmodel.sweeps import cluster
+from perfmodel.sweeps.api import run_sweep
+from perfmodel.sweeps.request import Request
+
+AXES = {"gpu_experts": [2, 8], "link.bandwidth_gb_per_s": "16:64:50", "link.latency_us": "0.1:10:401:log"}
+SMALLEST = 0.001  # memory in gb, for many small blocks
+
+
+def local_cluster(workers: int) -> Any:
+    """A cluster that is not the sweep's own."""
+    return LocalCluster(
+        n_workers=workers, threads_per_worker=1, dashboard_address="localhost:0", silence_logs=logging.CRITICAL + 1
+    )
+
+
+@pytest.fixture(scope="module")
+def request_() -> Request:
+    """Two policies, for one of which half of the plans do not fit; dozens of blocks in the smallest memory."""
+    return Request.of(policy=["monde", "context-aware:mean_bits=3"], prompt=8, output=8, axes=AXES)
+
+
+@pytest.fixture(scope="module")
+def expected(request_: Request) -> xr.Dataset:
+    """The sweep in one process."""
+    return run_sweep(request_, threads=1, progress=False)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Any]:
+    """Two worker processes."""
+    with local_cluster(2) as found:
+        yield found
+
+
+def test_worker_processes_here(request_: Request, expected: xr.Dataset, capfd: pytest.CaptureFixture[str]) -> None:
+    found = run_sweep(request_, dask=True, threads=2, memory_gb=SMALLEST, progress=False)
+    assert found.identical(expected)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_killed_workers(
+    request_: Request, expected: xr.Dataset, workers: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    killed: list[int] = []
+
+    def kill(done: int, total: int) -> None:
+        # First one of the workers, and later every one, with all that they hold.
+        if done and not killed:
+            some = [workers.workers[0]]
+        elif done > total / 2 and len(killed) == 1:
+            some = list(workers.workers.values())
+        else:
+            return
+        for nanny in some:
+            os.kill(nanny.pid, signal.SIGKILL)
+            killed.append(nanny.pid)
+
+    out = tmp_path / "a.zarr"
+    found = run_sweep(request_, dask=workers.scheduler_address, out=out, memory_gb=SMALLEST, progress=kill)
+    assert len(killed) == 3
+    assert found.identical(expected)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_interrupted_and_resumed_elsewhere(
+    request_: Request, expected: xr.Dataset, workers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(done: int, total: int) -> None:
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "a.zarr"
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(request_, dask=workers.scheduler_address, out=out, memory_gb=SMALLEST, progress=stop)
+    priced: list[int] = []
+    price = Request.price
+
+    def counted(self: Request, block: Any) -> Any:
+        priced.append(block.size)
+        return price(self, block)
+
+    monkeypatch.setattr(Request, "price", counted)
+    assert run_sweep(request_, out=out, resume=True, progress=False).identical(expected)
+    assert 0 < sum(priced) < request_.design.size / 2
+
+
+def test_at_most_so_many_blocks_are_handed_out(request_: Request, workers: Any) -> None:
+    blocks = iter(request_.design.blocks(1000))
+    taken = 0
+
+    def counted() -> Iterator[Any]:
+        nonlocal taken
+        for block in blocks:
+            taken += 1
+            yield block
+
+    results = cluster.priced_on_cluster(request_, counted(), workers.scheduler_address, 2, in_flight=3)
+    for done, _ in enumerate(results, start=1):
+        assert taken <= done + 3
+    assert taken == len(request_.design.blocks(1000))
+
+
+def test_errors_of_a_block_come_back(request_: Request, workers: Any) -> None:
+    outside = dataclasses.replace(request_.design.blocks(1000)[0], slices=(slice(0, 1),))
+    with pytest.raises(ValueError, match="zip") as caught:
+        list(cluster.priced_on_cluster(request_, [outside], workers.scheduler_address, 2))
+    assert not isinstance(caught.value, PerfModelError)
+
+
+def test_workers_of_another_version(request_: Request) -> None:
+    with pytest.raises(PerfModelError, match=r"a worker has perfmodel .*, and the sweep is of perfmodel 0\.0\.0"):
+        cluster._price(request_, request_.design.blocks(1000)[0], "0.0.0")
+
+
+def test_a_cluster_that_dies(request_: Request, tmp_path: Path, expected: xr.Dataset) -> None:
+    out = tmp_path / "a.zarr"
+    with local_cluster(1) as own:
+
+        def close(done: int, _: int) -> None:
+            if done:
+                own.close()
+
+        with pytest.raises(PerfModelError, match="dask: the cluster gave up"):
+            run_sweep(request_, dask=own.scheduler_address, out=out, memory_gb=SMALLEST, progress=close)
+    assert run_sweep(request_, out=out, resume=True, progress=False).identical(expected)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["nonsense", "", "127.0.0.1", "foo://127.0.0.1:1", "tls://127.0.0.1:1", "tcp://[::1", "tcp://127.0.0.1:x"],
+)
+def test_bad_addresses(address: str, request_: Request) -> None:
+    with pytest.raises(PerfModelError, match="no scheduler answers there") as caught:
+        run_sweep(request_, dask=address, progress=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_or_something_else_listens(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_PATIENCE_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def answer() -> None:
+            other, _ = server.accept()
+            other.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            other.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(PerfModelError, match="no scheduler answers there"):
+            run_sweep(request_, dask=f"tcp://127.0.0.1:{port}", progress=False)
+        thread.join()
+    with pytest.raises(PerfModelError, match="no scheduler answers there"):
+        run_sweep(request_, dask=f"127.0.0.1:{port}", progress=False)
+
+
+def test_a_worker_is_no_scheduler(request_: Request, workers: Any) -> None:
+    address = next(iter(workers.workers.values())).worker_address
+    with pytest.raises(PerfModelError, match="found a worker, allowed the address of a scheduler"):
+        run_sweep(request_, dask=address, progress=False)
+
+
+def test_without_dask(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(PerfModelError, match=r"dask: not installed .* pip install 'perfmodel\[cluster\]'"):
+        run_sweep(request_, dask=True, progress=False)

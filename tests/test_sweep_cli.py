@@ -1,0 +1,220 @@
+"""``perfmodel sweep``: files, summaries, resuming after a kill, and one line for every mistake."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from commands import check_refusal, run
+
+from perfmodel.sweeps import store
+from perfmodel.sweeps.dataset import open_dataset
+
+SCENARIO = ("--policy", "monde", "--policy", "context-aware:mean_bits=3", "--prompt", "8", "--output", "8")
+LINK = ("--axis", "link.bandwidth_gb_per_s=16:64:7")
+LATENCY = ("--axis", "link.latency_us=0.5,1,2")
+
+
+def test_summary(tmp_path: Path) -> None:
+    out = tmp_path / "a.nc"
+    answer = run("sweep", *SCENARIO, *LINK, *LATENCY, "--axis", "gpu_experts=2,8", "-o", out)
+    assert answer.code == 0
+    assert answer.err == f"wrote {out}\n"
+    lines = answer.out.splitlines()
+    sizes = "policy 2 x policy.gpu_experts 2 x link.bandwidth_gb_per_s 7 x link.latency_us 3"
+    assert lines[0] == f"84 points = {sizes}"
+    found = open_dataset(out)["tpot_mean_s"]
+    for policy in ("monde", "context-aware:mean_bits=3"):
+        (row,) = [line for line in lines if line.startswith(policy + " ")]
+        values = found.sel(policy=policy)
+        assert row.split()[1:3] == ["tpot_mean_s", "s"]
+        np.testing.assert_allclose(
+            [float(x) for x in row.split()[3:5]], [values.min(), values.max()], rtol=1e-3, atol=0
+        )
+        assert "link.bandwidth_gb_per_s=64, link.latency_us=0.5" in row
+    assert "21 of 84 points cannot be run, and have no values:" in lines
+    assert any(line.startswith("  21: ") and "does not fit" in line for line in lines)
+    assert any(line.startswith("weakest source among the hardware constants: ") for line in lines)
+    assert any("above the stated peak" in line for line in lines)
+
+
+def test_json_document(tmp_path: Path) -> None:
+    out = tmp_path / "a.zarr"
+    document = run("sweep", *SCENARIO, *LINK, "--metric", "tpot_p99_s", "--metric", "hit_rate", "--json", "-o", out)
+    data = document.document
+    assert data["points"] == 14
+    assert data["dimensions"] == {"policy": 2, "link.bandwidth_gb_per_s": 7}
+    assert [(one["policy"], one["metric"]) for one in data["metrics"]] == [
+        (policy, metric) for metric in ("tpot_p99_s", "hit_rate") for policy in ("monde", "context-aware:mean_bits=3")
+    ]
+    # MoNDE places nothing, so that its hit rate is nothing, not a number that JSON lacks.
+    nothing = data["metrics"][2]
+    assert (nothing["low"], nothing["high"], nothing["best"], nothing["empty"]) == (None, None, {}, 7)
+    assert data["provenance"]["policies"] == ["monde", "context-aware:mean_bits=3"]
+    assert data["provenance"]["infeasible"]["points"] == 0
+    assert data["out"] == str(out)
+
+
+def test_the_command_in_the_provenance_computes_the_same(tmp_path: Path) -> None:
+    first = run(
+        "sweep", *SCENARIO, *LINK, *LATENCY, "--zip", "link.bandwidth_gb_per_s,latency", "-o", tmp_path / "a.nc"
+    )
+    check_refusal(first, "latency")
+    run("sweep", *SCENARIO, *LINK, *LATENCY, "--dtype", "float32", "-o", tmp_path / "a.nc")
+    found = open_dataset(tmp_path / "a.nc")
+    words = shlex.split(found.attrs["command"])
+    assert words[0] == "perfmodel"
+    assert run(*words[1:], "-o", tmp_path / "b.nc").code == 0
+    assert open_dataset(tmp_path / "b.nc").identical(found)
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr", ".csv", ".parquet"])
+def test_every_kind_of_output(suffix: str, tmp_path: Path) -> None:
+    out = tmp_path / f"a{suffix}"
+    assert run("sweep", *SCENARIO, *LINK, *LATENCY, "-o", out, "--quiet").code == 0
+    assert run("sweep", *SCENARIO, *LINK, *LATENCY, "-o", out, "--quiet").code == 0  # replaced
+    expected = open_dataset(_reference(tmp_path))["tpot_mean_s"]
+    if suffix in (".csv", ".parquet"):
+        table = pd.read_csv(out) if suffix == ".csv" else pd.read_parquet(out)
+        np.testing.assert_array_equal(table["tpot_mean_s"], expected.values.reshape(-1))
+    else:
+        assert open_dataset(out)["tpot_mean_s"].identical(expected)
+
+
+def _reference(folder: Path) -> Path:
+    path = folder / "reference.nc"
+    assert run("sweep", *SCENARIO, *LINK, *LATENCY, "-o", path, "--threads", "1").code == 0
+    return path
+
+
+def test_file_and_options(tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text(
+        'kind = "sweep"\npolicy = ["monde"]\nprompt = 8\noutput = 8\nsystem = "h100-cxl-ndp"\n'
+        '[axes]\n"link.latency_us" = [1, 2]\n"ndp.arrays" = [8, 16]\n'
+    )
+    data = run("sweep", file, "--json").document
+    assert data["dimensions"] == {"link.latency_us": 2, "ndp.arrays": 2}
+    assert data["provenance"]["scenario"]["system"] == "h100-cxl-ndp"
+    data = run("sweep", file, "--axis", "ndp.arrays=8:64:8", "--output", "4", *LINK, "--json").document
+    assert data["dimensions"] == {"link.latency_us": 2, "ndp.arrays": 8, "link.bandwidth_gb_per_s": 7}
+    assert data["provenance"]["scenario"]["output"] == 4
+    assert data["provenance"]["scenario"]["prompt"] == 8
+
+
+def test_samples_and_cases(tmp_path: Path) -> None:
+    sampled = run("sweep", *SCENARIO, "--axis", "link.latency_us=0.1:10:log", "--sample", "sobol:16:3", "--json")
+    assert sampled.document["dimensions"] == {"policy": 2, "sample": 16}
+    table = tmp_path / "cases.csv"
+    table.write_text("link.latency_us,ndp.arrays\n1,8\n2,16\n4,64\n")
+    data = run("sweep", *SCENARIO, "--cases", table, "--json").document
+    assert data["dimensions"] == {"policy": 2, "case": 3}
+    assert data["metrics"][1]["best"].keys() >= {"link.latency_us", "ndp.arrays"}
+
+
+def test_list_axes(tmp_path: Path) -> None:
+    answer = run("sweep", "--list-axes")
+    assert answer.code == 0
+    for name in ("link.bandwidth_gb_per_s", "policy.mean_bits", "workload.output", "policy", "model", "ndp.arrays"):
+        assert any(line.split()[:1] == [name] for line in answer.out.splitlines()), name
+    listed = run("sweep", "--list-axes", "--policy", "monde", "--json").document
+    names = [one["name"] for one in listed]
+    assert "policy.reading" in names
+    assert "policy.mean_bits" not in names
+    assert next(one for one in listed if one["name"] == "ndp.arrays")["whole"] is True
+    file = tmp_path / "study.toml"
+    file.write_text('kind = "sweep"\npolicy = "monde"\n[axes]\n"link.latency_us" = [1]\n')
+    assert run("sweep", file, "--list-axes", "--json").document == listed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--axis", "link.latency_us"], ["--axis", "NAME=VALUES"]),
+        (["--axis", "=1,2"], ["--axis", "NAME=VALUES"]),
+        (["--axis", "link.latency_us=1", "--axis", "link.latency_us=2"], ["link.latency_us", "twice"]),
+        (["--axis", "link.latency_us="], ["link.latency_us", "no values"]),
+        (["--axis", "link.latncy_us=1"], ["link.latncy_us", "link.latency_us", "--list-axes"]),
+        (["--axis", "link.latency_us=1,two"], ["link.latency_us", "'two'"]),
+        (["--axis", "link.bandwidth_gb_per_s=-1"], ["link.bandwidth_gb_per_s", "-1"]),
+        (["--axis", "ndp.arrays=1:4:6"], ["ndp.arrays", "whole numbers"]),
+        ([*LINK, "--metric", "tpot_man_s"], ["tpot_man_s", "tpot_mean_s"]),
+        ([*LINK, "--policy", "mondee"], ["mondee", "monde"]),
+        ([*LINK, "--model", "nowhere"], ["nowhere"]),
+        ([*LINK, "--dtype", "float16"], ["float16", "float32"]),
+        ([*LINK, "--threads", "0"], ["threads", "0"]),
+        ([*LINK, "--threads", "two"], ["--threads", "two"]),
+        ([*LINK, "--memory-gb", "nan"], ["memory_gb", "nan"]),
+        ([*LINK, "--dask", "nowhere"], ["dask", "nowhere"]),
+        ([*LINK, "-o", "a.hdf5"], ["a.hdf5", ".zarr"]),
+        ([*LINK, "-o", "a.nc", "--resume"], ["a.nc", "resume", ".zarr"]),
+        ([*LINK, "--resume"], ["resume"]),
+        ([*LINK, "-o", "a.zarr", "--resume", "--overwrite"], ["resume", "overwrite"]),
+        ([*LINK, "--zip", "link.bandwidth_gb_per_s,link.latency_us"], ["zip", "link.latency_us"]),
+        ([*LINK, *LATENCY, "--zip", "link.bandwidth_gb_per_s,link.latency_us"], ["zip", "7", "3"]),
+        (["--cases", "nowhere.csv"], ["nowhere.csv"]),
+        ([*LINK, "--sample", "dice:8"], ["sample", "dice"]),
+        (["nowhere.toml"], ["nowhere.toml"]),
+        (["--axis", "gpu_experts=8", "--policy", "context-aware"], ["none of its 1 points", "does not fit"]),
+    ],
+)
+def test_mistakes(arguments: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_refusal(run("sweep", *arguments), *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_point_at_all_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "a.zarr"
+    arguments = ["sweep", "--policy", "context-aware", "--prompt", "8", "--output", "8", *LINK, "-o", out]
+    assert run(*arguments).code == 0
+    before = open_dataset(out)
+    check_refusal(run(*arguments, "--axis", "gpu_experts=8"), "none of its 7 points", "does not fit")
+    assert open_dataset(out).identical(before)
+    assert [one.name for one in tmp_path.iterdir()] == ["a.zarr"]
+
+
+def test_killed_from_outside_and_resumed(tmp_path: Path) -> None:
+    out, whole = tmp_path / "a.zarr", tmp_path / "b.zarr"
+    arguments: list[Any] = ["sweep", *SCENARIO, *LINK, "--axis", "link.latency_us=0.1:10:20000", "--memory-gb", "0.001"]
+    command = [sys.executable, "-m", "perfmodel", *arguments, "-o", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and _lines(out) < 5:
+            time.sleep(0.002)
+        # A second one is refused at once, with --resume too.
+        for more in ([], ["--resume"]):
+            check_refusal(run(*arguments, "-o", out, *more), "another process is writing this sweep")
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        process.send_signal(signal.SIGKILL)
+    before = _lines(out)
+    assert before >= 5
+    check_refusal(run(*arguments, "-o", out), "unfinished", "--resume", "--overwrite")
+    check_refusal(run(*arguments, "--metric", "decode_s", "-o", out, "--resume"), "other inputs", "decode_s")
+    assert run(*arguments, "-o", out, "--resume").code == 0
+    assert run(*arguments, "-o", whole).code == 0
+    assert xr.open_zarr(out, chunks=None).identical(xr.open_zarr(whole, chunks=None))
+    again = run(*arguments, "-o", out, "--resume")
+    assert again.code == 0
+    assert not os.path.lexists(tmp_path / ".a.zarr.lock")
+
+
+def _lines(out: Path) -> int:
+    journal = out / store.JOURNAL
+    try:
+        return journal.read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def test_worker_processes_give_the_same_document() -> None:
+    arguments = ["sweep", *SCENARIO, *LINK, *LATENCY, "--json"]
+    assert json.loads(run(*arguments, "--dask", "--threads", "1").out) == run(*arguments).document

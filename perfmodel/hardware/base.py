@@ -77,9 +77,14 @@ def shown(value: object) -> str:
 def suggestion(word: str, known: Iterable[str]) -> str:
     """``" (did you mean 'x'?)"`` for the known words closest to ``word``, or an empty string."""
     names = list(known) if 1 < len(word) <= 200 else []
+    leaves = {name: name.rpartition(".")[2] for name in names}
+    # A dotted name may also be meant by its last part alone.
+    near = difflib.get_close_matches(word.rpartition(".")[2], dict.fromkeys(leaves.values()), n=3, cutoff=0.6)
     close = [name for name in names if word in name]
-    close += [name for name in difflib.get_close_matches(word, names, n=3, cutoff=0.6) if name not in close]
-    return f" (did you mean {' or '.join(repr(name) for name in close[:3])}?)" if close else ""
+    close += difflib.get_close_matches(word, names, n=3, cutoff=0.6)
+    close += [name for leaf in near for name in names if leaves[name] == leaf]
+    found = list(dict.fromkeys(close))[:3]
+    return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""
 
 
 def flatten(table: Any, is_leaf: Any, depth: int = 4) -> Any:

@@ -1,4 +1,4 @@
-"""Figures of a reproduction and of a comparison, ready for a two-column paper.
+"""Figures of a reproduction, of a comparison and of a sweep, ready for a two-column paper.
 
 The names below are the public interface; those that draw are imported when first used, so that a suffix can be
 checked without loading matplotlib.
@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING
 
 from perfmodel.plots.formats import SUFFIXES, check_suffix
 
-__all__ = ["SUFFIXES", "check_suffix", "comparison_figure", "reproduction_figures", "save"]
+__all__ = ["KINDS", "SUFFIXES", "check_suffix", "comparison_figure", "reproduction_figures", "save", "sweep_figure"]
 
 if TYPE_CHECKING:
     from perfmodel.plots.canvas import save
     from perfmodel.plots.comparison import comparison_figure
     from perfmodel.plots.reproduction import reproduction_figures
+    from perfmodel.plots.sweep.figure import sweep_figure
+    from perfmodel.plots.sweep.kinds import KINDS
 else:
-    _HOMES = {"comparison_figure": "comparison", "reproduction_figures": "reproduction", "save": "canvas"}
+    _HOMES = {
+        "KINDS": "sweep.kinds",
+        "comparison_figure": "comparison",
+        "reproduction_figures": "reproduction",
+        "save": "canvas",
+        "sweep_figure": "sweep.figure",
+    }
 
     def __getattr__(name):
         home = _HOMES.get(name)

@@ -34,7 +34,12 @@ def canvas(
         FigureCanvasAgg(figure)
         yield figure, figure.subplots(rows, columns, squeeze=False, sharey=sharey)
         # Laid out once for all formats: a figure that owns an engine lays out and draws again on every save.
-        ConstrainedLayoutEngine().execute(figure)
+        lay_out(figure)
+
+
+def lay_out(figure: Figure) -> None:
+    """Put panels, legends and captions in their places; drawing code calls it where labels depend on places."""
+    ConstrainedLayoutEngine().execute(figure)
 
 
 def save(figure: Figure, path: str | Path) -> None:

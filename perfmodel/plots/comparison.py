@@ -10,7 +10,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.plots.canvas import canvas
 from perfmodel.plots.drawing import beside, handles, leave_room, name_rows, stack, token_panel, too_small
 from perfmodel.plots.style import BLACK, BLUE, GREEN, PAGE, RED, SKY, YELLOW, Look
-from perfmodel.plots.words import caption, folded, model_name, number, plain, routing
+from perfmodel.plots.words import caption, folded, model_name, number, plain, routing, short_policies
 from perfmodel.run import Evaluation
 
 #: More rows than this make no readable figure.
@@ -75,20 +75,9 @@ def comparison_figure(
     return figure
 
 
-def _short_policies(policies: Sequence[str]) -> list[str]:
-    """Policies by name, with only those options that tell them from others of the same name."""
-    split = [(name, options.split(",")) for name, _, options in (p.partition(":") for p in policies)]
-    short = []
-    for name, options in split:
-        others = [o for n, o in split if n == name]
-        kept = [option for option in options if option and not all(option in other for other in others)]
-        short.append(f"{name}:{','.join(kept)}" if kept else name)
-    return short
-
-
 def _row_labels(evaluations: Sequence[Evaluation], labels: Sequence[str] | None) -> list[str]:
     """Labels or short policies, with the model and the system where they differ."""
-    parts = [labels if labels is not None else _short_policies([e.policy for e in evaluations])]
+    parts = [labels if labels is not None else short_policies([e.policy for e in evaluations])]
     columns = ([model_name(e.model) for e in evaluations], [e.system for e in evaluations])
     parts += [names for names in columns if len(set(names)) > 1]
     return ["\n".join(folded(plain(text, 80), 22) for text in row) for row in zip(*parts, strict=True)]

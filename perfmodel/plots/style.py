@@ -33,6 +33,38 @@ class Look(NamedTuple):
         }
 
 
+class Line(NamedTuple):
+    """How one series of points is drawn."""
+
+    colour: str
+    marker: str
+    dashes: str | tuple[int, tuple[int, ...]]
+
+    def options(self, size: float = 3.6) -> dict[str, Any]:
+        """Arguments for lines; markers have a black rim, so that light colours show on white."""
+        return {
+            "color": self.colour,
+            "marker": self.marker,
+            "linestyle": self.dashes,
+            "linewidth": 1.2,
+            "markersize": size,
+            "markeredgecolor": BLACK,
+            "markeredgewidth": 0.5,
+        }
+
+
+#: Series in their order; colour, marker and dashes each tell them apart.
+LINES = (
+    Line(BLUE, "o", "-"),
+    Line(ORANGE, "s", "--"),
+    Line(GREEN, "^", "-."),
+    Line(RED, "D", ":"),
+    Line(SKY, "v", (0, (5, 1, 1, 1, 1, 1))),
+    Line(PURPLE, "P", (0, (7, 2))),
+    Line(YELLOW, "X", (0, (3, 1, 1, 1))),
+    Line(GREY, "p", (0, (1, 2))),
+)
+
 #: The computed columns of a reproduction.
 COLUMN_LOOKS = {
     "datasheet": Look("datasheet peaks", LIGHT, "////"),

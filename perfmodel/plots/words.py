@@ -4,7 +4,7 @@ import functools
 import math
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
@@ -54,6 +54,29 @@ def system_name(name: str) -> str:
     return _SYSTEM_NAMES.get(name, name)
 
 
+def short_policies(policies: Sequence[str]) -> list[str]:
+    """Policies by name, with only those options that tell them from others of the same name."""
+    split = [(name, options.split(",")) for name, _, options in (p.partition(":") for p in policies)]
+    short = []
+    for name, options in split:
+        others = [o for n, o in split if n == name]
+        kept = [option for option in options if option and not all(option in other for other in others)]
+        short.append(f"{name}:{','.join(kept)}" if kept else name)
+    return short
+
+
+def policy_names(policies: Sequence[str]) -> list[str]:
+    """Short policies as people write them: published systems by their names, mean bits always and as ``3-bit``."""
+    names = []
+    for policy, short in zip(policies, short_policies(policies), strict=True):
+        name, _, options = short.partition(":")
+        stated = [option.partition("=") for option in policy.partition(":")[2].split(",")]
+        bits = [f" {value}-bit" for option, _, value in stated if option == "mean_bits"]
+        others = [option for option in options.split(",") if option and not option.startswith("mean_bits=")]
+        names.append(plain(f"{system_name(name)}{''.join(bits)}{': ' if others else ''}{', '.join(others)}", 60))
+    return names
+
+
 def routing(model: object, source: object) -> str:
     """The model whose routing was replayed, and whether that was recorded."""
     return f"{plain(model)} ({_SOURCES.get(str(source), f'source {plain(source)}')})"
@@ -70,10 +93,15 @@ def folded(text: str, width: int) -> str:
     return "\n".join(line for line in lines if line)
 
 
+def caption_lines(width: float, *sentences: str) -> list[str]:
+    """The sentences that are not empty and the version after them, in lines for a figure of this width [inch]."""
+    text = " ".join(s for s in (*sentences, f"perfmodel {__version__}.") if s)
+    return textwrap.wrap(text, int(width * 18.5 - 2), break_on_hyphens=False)
+
+
 def caption(figure: Figure, *sentences: str) -> None:
     """Write the sentences that are not empty below the figure, and the version after them."""
-    text = " ".join(s for s in (*sentences, f"perfmodel {__version__}.") if s)
-    lines = textwrap.wrap(text, int(figure.get_figwidth() * 18.5 - 2), break_on_hyphens=False)
+    lines = caption_lines(figure.get_figwidth(), *sentences)
     figure.supxlabel("\n".join(lines), fontsize=7, color="#404040", x=0.01, ha="left")
 
 

@@ -61,7 +61,7 @@ LINES = (
     Line(RED, "D", ":"),
     Line(SKY, "v", (0, (5, 1, 1, 1, 1, 1))),
     Line(PURPLE, "P", (0, (7, 2))),
-    Line(YELLOW, "X", (0, (3, 1, 1, 1))),
+    Line(BLACK, "X", (0, (3, 1, 1, 1))),
     Line(GREY, "p", (0, (1, 2))),
 )
 

@@ -163,6 +163,7 @@ def _save_folder(dataset: "xr.Dataset", target: Path) -> None:
         texts = {name: coordinate.astype(object) for name, coordinate in dataset.coords.items() if _is_text(coordinate)}
         # Fixed-width texts have no place in the third version of the format.
         dataset.assign_coords(texts).to_zarr(fresh, zarr_format=3, consolidated=False, write_empty_chunks=True)
+        consolidate(fresh)
         stated = {
             "format": FORMAT,
             "key": dataset.attrs.get("key", ""),
@@ -178,6 +179,15 @@ def _save_folder(dataset: "xr.Dataset", target: Path) -> None:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(previous, ignore_errors=True)
+
+
+def consolidate(folder: Path) -> None:
+    """Gather the metadata of a Zarr folder in one file, as other readers of it expect."""
+    import zarr
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this is no part of the third version of the format yet
+        zarr.consolidate_metadata(zarr.storage.LocalStore(str(folder)))
 
 
 def _is_text(coordinate: "xr.DataArray") -> bool:
@@ -231,7 +241,23 @@ def open_dataset(path: str | os.PathLike[str]) -> "xr.Dataset":
         raise PerfModelError(f"{where}: a dataset that perfmodel did not write")
     if found.attrs.get("complete", 1) != 1:
         raise PerfModelError(f"{where}: an unfinished sweep; finish it with perfmodel sweep ... --resume")
-    return found
+    return _in_order(found)
+
+
+def _in_order(dataset: "xr.Dataset") -> "xr.Dataset":
+    """Axes and metrics in the order of the request, which folders do not keep."""
+    import xarray as xr
+
+    try:
+        request = json.loads(dataset.attrs["request"])
+        wanted = [*(request["axes"] or ()), *request["metrics"]]
+    except (KeyError, TypeError, ValueError):
+        return dataset  # an answer, which has no request
+    names = dict.fromkeys([*dataset.dims, *wanted, *dataset.variables])
+    variables = {name: dataset.variables[name] for name in names if name in dataset.variables}
+    coords = {name: value for name, value in variables.items() if name in dataset.coords}
+    values = {name: value for name, value in variables.items() if name in dataset.data_vars}
+    return xr.Dataset(values, coords, dataset.attrs)
 
 
 def _lost_chunks(folder: Path, dataset: "xr.Dataset") -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from perfmodel.errors import PerfModelError
 from perfmodel.paths import replace_when_done
-from perfmodel.sweeps.dataset import FORMAT, MANIFEST, template
+from perfmodel.sweeps.dataset import FORMAT, MANIFEST, consolidate, template
 from perfmodel.sweeps.design import Block
 from perfmodel.sweeps.provenance import closing_attributes
 from perfmodel.sweeps.request import Priced, Request
@@ -85,11 +85,9 @@ class Store:
             raise
 
         with warnings.catch_warnings():
-            # Of the two files that are not Zarr's, and of gathering the metadata, which xarray does alike.
-            warnings.simplefilter("ignore")
-            group = zarr.open_group(str(self.path), mode="r+", use_consolidated=False)
-            group.attrs.update(attributes)
-            zarr.consolidate_metadata(group.store)
+            warnings.simplefilter("ignore")  # of the two files that are not Zarr's
+            zarr.open_group(str(self.path), mode="r+", use_consolidated=False).attrs.update(attributes)
+        consolidate(self.path)
         self._manifest["complete"] = True
         _write_manifest(self.path, self._manifest)
         self.complete = True

@@ -37,7 +37,7 @@ sweep = perfmodel.sweep(
     axes={"policy.mean_bits": "1:4:13", "policy.gpu_experts": "0:8:9"},
     metrics=["tpot_mean_s", "tpot_p99_s", "gpu_memory_bytes"],
     **workload,
-)
+).sel(policy="context-aware")
 p99 = 1e3 * sweep["tpot_p99_s"].isel({"policy.mean_bits": slice(None, None, 4)})
 print(p99.to_pandas().round(1).to_string())
 print(sweep.attrs["infeasible"])

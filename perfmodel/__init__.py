@@ -3,11 +3,11 @@
 The names below are the public interface; they are imported when first used, so that ``import perfmodel`` is cheap.
 """
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from perfmodel.answers import best, break_even, pareto, sobol_indices, solve, tornado
     from perfmodel.bitwidth import LossTable, select_bitwidths
     from perfmodel.errors import PerfModelError
@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")

@@ -269,7 +269,7 @@ def _find(path_or_name: Any) -> Path:
     bundled = {path.stem: path for path in sorted(folder.glob("*losses*.npz"))}
     if text not in bundled:
         raise TraceError(
-            f"no bundled loss table {text!r}; there is {', '.join(bundled) or 'none'}; a file ends in .npz"
+            f"no bundled loss table {shown(text)}; there is {', '.join(bundled) or 'none'}; a file ends in .npz"
         )
     return bundled[text]
 

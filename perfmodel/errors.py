@@ -4,9 +4,24 @@ All of them are ``ValueError`` and carry one readable message that says what was
 allowed. The command line prints that message and exits with code 2.
 """
 
+from typing import Any
+
 
 class PerfModelError(ValueError):
     """Base of all errors of this package."""
+
+
+class NoAnswerError(PerfModelError):
+    """A question that was understood has the answer "nowhere": no point or value is what was asked for.
+
+    The command line prints the sentence and exits with code 1.
+
+    details : what came closest, as plain values for JSON.
+    """
+
+    def __init__(self, message: str, details: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.details = details or {}
 
 
 class SpecError(PerfModelError):

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -53,7 +54,8 @@ _METRICS = (
 )
 #: Every metric by name; ``tpot_pQ_s`` with any percentile Q is understood by `metric` too.
 METRICS = {one.name: one for one in _METRICS}
-_PERCENTILE = re.compile(r"tpot_p([0-9]{1,3}(?:\.[0-9]+)?)_s")
+_PERCENTILE = re.compile(r"tpot_p([0-9]{1,3}(?:\.[0-9]+)?)_s", re.ASCII)
+_LONGEST = 80
 
 
 def percentile_of(name: str) -> float | None:
@@ -64,18 +66,44 @@ def percentile_of(name: str) -> float | None:
     return float(found[1]) if found else None
 
 
-def metric(name: str) -> Metric:
-    """The metric of this name; PerfModelError with close matches for an unknown one."""
-    known = METRICS.get(str(name))
+def metric(name: object) -> Metric:
+    """The metric of this name; PerfModelError with close matches for an unknown one.
+
+    A percentile has one spelling: ``tpot_p50_s``, and not ``tpot_p050_s`` or ``tpot_p50.0_s``.
+    """
+    text = name if isinstance(name, str) else ""
+    known = METRICS.get(text)
     if known is not None:
         return known
-    percentile = percentile_of(str(name))
+    percentile = percentile_of(text) if len(text) <= _LONGEST else None
     if percentile is not None and percentile <= 100.0:
-        meaning = f"percentile {percentile:g} of the time per output token"
-        return Metric(name, "s", "percentile", "lower", meaning)
-    close = difflib.get_close_matches(str(name)[:80], METRICS, n=3)
+        spelled = f"tpot_p{np.format_float_positional(percentile, trim='-')}_s"
+        if text != spelled:
+            raise PerfModelError(f"metric: found {text!a}, its name is {spelled}")
+        return Metric(text, "s", "percentile", "lower", f"percentile {percentile:g} of the time per output token")
+    close = difflib.get_close_matches(text[:_LONGEST], METRICS, n=3)
     hint = f" (did you mean {' or '.join(close)}?)" if close else ""
-    raise PerfModelError(f"metric: found {str(name)[:80]!r}{hint}, allowed {', '.join(METRICS)}, tpot_pQ_s")
+    found = ascii(text[:_LONGEST]) if isinstance(name, str) else f"a {type(name).__name__}"
+    raise PerfModelError(f"metric: found {found}{hint}, allowed {', '.join(METRICS)}, tpot_pQ_s")
+
+
+def metric_names(metrics: object) -> tuple[str, ...]:
+    """Names of metrics that were asked for, one or several.
+
+    Raises
+    ------
+    PerfModelError : none at all, an unknown one (with close matches), or one given twice.
+    """
+    metrics = metrics.tolist() if isinstance(metrics, np.ndarray) else metrics
+    several = isinstance(metrics, Iterable) and not isinstance(metrics, str | bytes)
+    listed: list[Any] = list(metrics) if isinstance(metrics, Iterable) and several else [metrics]
+    if not listed or not (several or isinstance(metrics, str)):
+        raise PerfModelError(f"metrics: found {metrics!a:.60}, allowed at least one name of a metric")
+    names = [metric(name).name for name in listed]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise PerfModelError(f"metrics: {twice} is given twice; allowed: every metric once")
+    return tuple(names)
 
 
 class HitRates(NamedTuple):

@@ -1,6 +1,7 @@
 """Systems as the numbers that kernels read, in SI units and after derating."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ _MAPPINGS = {
 #: Accesses a memory controller looks ahead where a spec does not say (the default of Ramulator 2).
 DEFAULT_READ_BUFFER = 32
 _SCALINGS = {"none": place.SCALING_NONE, "linear": place.SCALING_LINEAR, "native": place.SCALING_NATIVE}
+#: Numbers in the reason for a contradiction, which is one reason whatever they are.
+_NUMBERS = re.compile(r"(?<= is )[0-9.e+-]*[0-9]|(?<= gives )[0-9.e+-]+|(?<=\()[0-9]+(?=\))")
 #: Keys that set the DRAM efficiency of a near-data device by way of its timings.
 TIMINGS = ("ndp.dram.", "ndp.read_buffer")
 
@@ -178,7 +181,7 @@ def hardware_points(system: System, values: Mapping[str, ArrayLike], dtype: str 
     """
     arrays = {key: np.asarray(value, dtype=np.float64) for key, value in values.items()}
     shape = np.broadcast_shapes(*(array.shape for array in arrays.values()), (1,))
-    found = _places(_with_arrays(system, _without_timings(system, arrays)), dtype)
+    found = _places(_with_arrays(system, without_timings(system, arrays)), dtype)
     varying = [i for i, value in enumerate(found) if isinstance(value, np.ndarray)]
     base = np.array([0.0 if i in varying else value for i, value in enumerate(found)], dtype=np.float64)
     table = np.empty((len(varying), *shape))
@@ -187,21 +190,40 @@ def hardware_points(system: System, values: Mapping[str, ArrayLike], dtype: str 
     return Points(base, np.array(varying, dtype=np.int64), table.reshape(len(varying), math.prod(shape)))
 
 
-def _without_timings(system: System, arrays: dict[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
-    """DRAM timings turned into the efficiency that follows from them, one distinct combination at a time."""
+def without_timings(
+    system: System, arrays: dict[str, NDArray[np.float64]], refused: dict[str, NDArray[np.bool_]] | None = None
+) -> dict[str, NDArray[np.float64]]:
+    """DRAM timings turned into the efficiency that follows from them, one distinct combination at a time.
+
+    refused : where given, combinations that contradict each other get some efficiency and are marked here: by reason,
+        without its numbers, where they stand.
+
+    Raises
+    ------
+    SpecError : without ``refused``, the first combination that contradicts itself.
+    """
     timings = {key: array for key, array in arrays.items() if key.startswith(TIMINGS)}
     if not timings:
         return arrays
     together = np.broadcast_arrays(*timings.values())
     rows = np.stack([array.reshape(-1) for array in together], axis=1)
     distinct, inverse = np.unique(rows, axis=0, return_inverse=True)
-    efficiency = np.empty(len(distinct))
+    efficiency = np.ones(len(distinct))
+    reasons: dict[str, list[int]] = {}
     for i, row in enumerate(distinct.tolist()):
-        ndp = system.with_values(dict(zip(timings, row, strict=True))).ndp
-        assert ndp is not None  # a system without the device has none of these keys
-        efficiency[i] = dram_efficiency(ndp)
+        try:
+            ndp = system.with_values(dict(zip(timings, row, strict=True))).ndp
+            assert ndp is not None  # a system without the device has none of these keys
+            efficiency[i] = dram_efficiency(ndp)
+        except SpecError as error:
+            if refused is None:
+                raise
+            reasons.setdefault(_NUMBERS.sub("...", str(error)), []).append(i)
+    where, shape = inverse.reshape(-1), together[0].shape
+    if refused is not None:
+        refused |= {reason: np.isin(where, rows).reshape(shape) for reason, rows in reasons.items()}
     others = {key: array for key, array in arrays.items() if key not in timings}
-    return {**others, "ndp.dram_efficiency": efficiency[inverse.reshape(-1)].reshape(together[0].shape)}
+    return {**others, "ndp.dram_efficiency": efficiency[where].reshape(shape)}
 
 
 def _with_arrays(system: System, arrays: Mapping[str, NDArray[np.float64]]) -> System:

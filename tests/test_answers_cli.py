@@ -1,6 +1,7 @@
 """The commands that answer questions: text, JSON, files, and refusals in one line."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import xarray as xr
 from commands import check_refusal, run
 
 from perfmodel.answers import best, break_even, pareto, sobol_indices, solve, tornado
+from perfmodel.errors import NoAnswerError
 from perfmodel.run import evaluate
 from perfmodel.scenario import Scenario
 from perfmodel.sweeps.dataset import open_dataset, save
 
 SHORT = ("--prompt", 8, "--output", 8)
+NAMES = ("mixtral-8x7b", "h100-cxl2-ndp", "tiny-mixtral-32l-mini")
 NEAR = "context-aware:mean_bits=3"
 
 
@@ -57,25 +60,31 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_solve_with_nothing_but_the_question() -> None:
-    found = run("solve", "--for", "link.bandwidth_gb_per_s", "--target", "tpot_ms=50", "--json").document
+    document = run("solve", "--for", "link.bandwidth_gb_per_s", "--target", "tpot_ms=50", "--json").document
+    (found,) = document["answers"]
+    assert (document["metric"], document["target"], document["goal"]) == ("tpot_mean_s", 0.05, "at most")
     system = Scenario.of(policy=NEAR).system.with_values({"link.bandwidth_gb_per_s": found["value"]})
-    reached = evaluate("mixtral-8x7b", system, "tiny-mixtral-32l-mini", "context-aware").tpot_mean_s
-    np.testing.assert_allclose(reached, 0.05, rtol=1e-9, atol=0)
+    reached = evaluate("mixtral-8x7b", system, "tiny-mixtral-32l-mini", "context-aware")
+    np.testing.assert_allclose(reached.tpot_mean_s, 0.05, rtol=1e-9, atol=0)
+    (crossing,) = found["crossings"]
+    for name in ("ttft_s", "migration_s", "decode_s", "end_to_end_s"):
+        np.testing.assert_allclose(crossing[name], getattr(reached, name), rtol=1e-12, atol=0)
     assert found["met"] == [[found["value"], 5000.0]]
     assert (found["policy"], found["unit"], found["goal"]) == ("context-aware", "GB/s", "at most")
     text = run("solve", "--for", "link.bandwidth_gb_per_s", "--target", "tpot_ms=50").out
     for words in (f"{found['value']:.10g}", "[GB/s]", "from here up", "exact", "weakest source", "note: "):
         assert words in text
+    # Decode meets the target where copying the experts takes an hour.
+    assert f"migration takes {crossing['migration_s']:.4g} s of {crossing['end_to_end_s']:.4g} s end to end" in text
+    for words in ("TTFT [s]", "migration [s]", "decode [s]", "end to end [s]", f"{crossing['end_to_end_s']:.4g}"):
+        assert words in text
 
 
 def test_solve_says_the_same_as_the_function() -> None:
     arguments = ("solve", "--for", "gpu_experts", "--target", "tpot_ms=20", *SHORT)
-    found = run(*arguments, "--json").document
+    (found,) = run(*arguments, "--json").document["answers"]
     expected = json.loads(json.dumps(solve(scenario("context-aware"), "gpu_experts", "tpot_ms=20").to_dict()))
-    assert {name: found[name] for name in expected if name != "notes"} == {
-        name: value for name, value in expected.items() if name != "notes"
-    }
-    assert found["notes"][: len(expected["notes"])] == expected["notes"]
+    assert found == {**expected, "reason": None}
     text = run(*arguments).out
     assert "step" in text
     assert "does not fit" in text
@@ -86,7 +95,11 @@ def test_solve_says_the_same_as_the_function() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--for", "link.bandwidth_gb_per_s", "--target", "tpot_ms=0.01"), ("never at most", "the best is")),
+        (("--for", "link.bandwidth_gb_per_s", "--target", "tpot=50"), ("has no unit", "tpot_ms or tpot_mean_s")),
+        (("--for", "ndp.arrays", "--target", "tpot_ms=9", "--target", "tpot_ms=8"), ("--target", "given twice")),
+        (("--for", "ndp.arrays", "--for", "ndp.rows", "--target", "tpot_ms=9"), ("--for", "given twice")),
+        (("--for", "ndp.arrays", "--target", "tpot_ms=9", "--along", "ndp.rows=1:2"), ("start:stop:count",)),
+        (("--for", "ndp.arrays", "--target", "tpot_ms=9", "--along", "ndp.arrays=1,2"), ("other axes than",)),
         (("--for", "link.bandwith_gb_per_s", "--target", "tpot_ms=50"), ("did you mean",)),
         (("--for", "link.bandwidth_gb_per_s", "--target", "tpt_ms=50"), ("did you mean", "tpot_ms")),
         (("--for", "link.bandwidth_gb_per_s", "--target", "tpot_ms"), ("NAME=VALUE",)),
@@ -96,7 +109,7 @@ def test_solve_says_the_same_as_the_function() -> None:
         (("--for", "ndp.arrays", "--target", "tpot_ms=50", "--low", "1.5"), ("whole",)),
         (("--for", "ndp.arrays", "--target", "tpot_ms=50", "--low", "x"), ("--low",)),
         (("--for", "ndp.arrays", "--target", "tpot_ms=50", "--low", "9", "--high", "3"), ("low end below",)),
-        (("--for", "ndp.arrays", "--target", "tpot_ms=9", "--policy", "monde", "--policy", "hobbit"), ("found 2",)),
+        (("--for", "ndp.arrays", "--target", "tpot_ms=9", "--policy", "monde", "--policy", "monde"), ("same policy",)),
         (("--for", "ndp.arrays", "--target", "tpot_ms=9", "--policy", "hobit"), ("did you mean hobbit",)),
         (("--for", "ndp.arrays", "--target", "tpot_ms=9", "--system", "nothing"), ("nothing",)),
         (("--for", "ndp.arrays", "--target", "tpot_ms=9", "--loss", "/nowhere.npz"), ("/nowhere.npz",)),
@@ -104,6 +117,54 @@ def test_solve_says_the_same_as_the_function() -> None:
 )
 def test_solve_refuses(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     check_refusal(run("solve", *arguments, *SHORT), *words)
+
+
+def test_a_target_that_is_out_of_reach_is_an_answer() -> None:
+    arguments = ("solve", "--for", "link.bandwidth_gb_per_s", "--target", "tpot_ms=50", *SHORT)
+    both = (*arguments, "--policy", "monde", "--policy", "hobbit")
+    answer = run(*both)
+    assert (answer.code, answer.err) == (1, "")
+    with pytest.raises(NoAnswerError) as error:
+        solve(scenario("monde"), "link.bandwidth_gb_per_s", "tpot_ms=50")
+    assert str(error.value) in answer.out
+    found = solve(scenario("hobbit"), "link.bandwidth_gb_per_s", "tpot_ms=50")
+    assert f"met at {found.value:.6g} to 5000 GB/s" in answer.out
+    answer = run(*both, "--json")
+    assert answer.code == 1
+    monde, hobbit = json.loads(answer.out)["answers"]
+    assert (monde["policy"], monde["value"], monde["met"], monde["reason"]) == ("monde", None, [], str(error.value))
+    assert monde["nearest"]["link.bandwidth_gb_per_s"] == 5000.0
+    assert (hobbit["policy"], hobbit["value"], hobbit["reason"]) == ("hobbit", found.value, None)
+    assert run(*arguments, "--policy", "hobbit").code == 0
+    for command in ("solve", "best", "pareto", "break-even"):
+        text = " ".join(run(command, "--help").out.split())
+        assert "Exit code: 0 with an answer, 1 if" in text
+        assert "2 after bad input" in text
+
+
+def test_solve_along_a_further_axis() -> None:
+    arguments = ("solve", "--for", "mean_bits", "--target", "tpot_ms=30", "--along", "ndp.arrays=4,64", *SHORT)
+    few, many = run(*arguments, "--json").document["answers"]
+    assert (few["settings"], many["settings"]) == ({"ndp.arrays": 4}, {"ndp.arrays": 64})
+    for one in (few, many):
+        expected = solve(scenario("context-aware"), "mean_bits", "tpot_ms=30", settings=one["settings"])
+        assert one["met"] == [list(ends) for ends in expected.met]
+    text = run(*arguments).out
+    assert "context-aware, ndp.arrays=4: tpot_mean_s at most 0.03 s" in text
+    assert "context-aware, ndp.arrays=64: tpot_mean_s at most 0.03 s" in text
+
+
+def test_both_sides_of_a_step_are_told_apart() -> None:
+    low, high = (evaluate(*NAMES, f"context-aware:mean_bits={b}", prompt=8, output=8).tpot_mean_s for b in (2, 3))
+    target = f"tpot_s={(low + high) / 2!r}"
+    text = run("solve", "--for", "mean_bits", "--target", target, *SHORT).out
+    found = solve(scenario("context-aware"), "mean_bits", target)
+    (one,) = found.crossings
+    assert one.beyond is not None
+    assert f"{one.value:.10g}" == f"{one.beyond:.10g}"
+    assert f"step, {one.reached_beyond:.6g} just above" in text
+    whole = run("solve", "--for", "ndp.arrays", "--target", "tpot_ms=50", "--low", 1, *SHORT).out
+    assert re.search(r"step, [0-9.]+ at [0-9]+", whole)
 
 
 # ---- sensitivity ----
@@ -147,6 +208,9 @@ def test_sensitivity_by_ranges_and_shares(tmp_path: Path) -> None:
         (("--key", "link.bandwith"), ("link.bandwith",)),
         (("--metric", "tpot"), ("metric", "tpot_mean_s")),
         (("--change", "-1"), ("above 0",)),
+        (("--change", "1"), ("below 1",)),
+        (("--change", "1e308", "--key", "output"), ("below 1",)),
+        (("--metric", "ttft_s", "--metric", "tpot_mean_s"), ("--metric", "given twice")),
         (("--n", "16"), ("--sobol",)),
         (("--sobol", "--n", "17"), ("power of two",)),
         (("--range", "mean_bits"), ("AXIS=LOW:HIGH",)),
@@ -185,6 +249,12 @@ def test_break_even_line(tmp_path: Path) -> None:
         assert words in text
 
 
+def test_sensitivity_to_all_that_is_allowed() -> None:
+    found = run("sensitivity", "--change", "0.99", *SHORT, "--json").document
+    assert found["clipped"]
+    assert all(one["low"] < one["high"] for one in found["keys"])
+
+
 def test_break_even_that_never_comes() -> None:
     arguments = ("break-even", "--axis", "link.bandwidth_gb_per_s", *SHORT)
     assert f"no crossing: {NEAR} all along" in run(*arguments).out
@@ -200,14 +270,29 @@ def test_break_even_that_never_comes() -> None:
         (("--axis", "ndp.arrays=1"), ("LOW:HIGH",)),
         (("--axis", "ndp.arrays=1:x"), ("ndp.arrays",)),
         (("--axis", "=1:2"), ("NAME=LOW:HIGH",)),
-        (("--axis", "ndp.arrays=8:1"), ("low end",)),
+        (("--axis", "ndp.arrays=8:8"), ("equal",)),
+        (("--axis", "ndp.arrays", "--axis", "ndp.rows"), ("--axis", "given twice")),
+        (("--axis", "ndp.arrays", "--along", "a=1", "--along", "b=1"), ("--along", "given twice")),
         (("--axis", "ndp.arrays", "--policy", "monde"), ("found 1", "two policies")),
         (("--axis", "ndp.arrays", "--policy", "monde", "--policy", "monde"), ("same policy",)),
         (("--axis", "ndp.arrays", "--along", "mean_bits"), ("NAME=VALUES",)),
         (("--axis", "ndp.arrays", "--along", "mean_bits=1:2"), ("start:stop:count",)),
         (("--axis", "ndp.arrays", "--along", "ndp.arrays=1,2"), ("another axis",)),
         (("--axis", "ndp.arrays", "--metric", "x"), ("metric",)),
-        (("--axis", "ndp.arrays", "-o", "/dev/null/x.nc"), ("-o",)),
+        (
+            (
+                "--axis",
+                "ndp.arrays",
+                "--along",
+                "mean_bits=2,4",
+                "--policy",
+                "context-aware:mean_bits=3",
+                "--policy",
+                "hobbit",
+            ),
+            ("sets mean_bits itself",),
+        ),
+        (("--axis", "ndp.arrays", "-o", "/dev/null/x.nc"), ("/dev/null/x.nc",)),
     ],
 )
 def test_break_even_refuses(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
@@ -228,10 +313,51 @@ def test_front_of_a_file(swept: Path, tmp_path: Path) -> None:
     text = run(*arguments).out
     for words in ("2 points", "tpot_mean_s [s]", "link.bandwidth_gb_per_s [GB/s]", "note: 4 of 8 experts"):
         assert words in text
+    short = run("pareto", swept, "--minimise", "tpot_mean_s,bandwidth_gb_per_s", "--json").document
+    assert list(short["objectives"]) == ["tpot_mean_s", "link.bandwidth_gb_per_s"]
+    assert run("best", swept, "--where", "bandwidth_gb_per_s < 20", "--json").document["value"] == 0.5
     folder = tmp_path / "front.nc"
     run("pareto", swept, "--maximise", "link.bandwidth_gb_per_s", "--minimise", "tpot_mean_s", "-o", folder)
     expected = pareto(open_dataset(swept), "tpot_mean_s", "link.bandwidth_gb_per_s")
     assert open_dataset(folder).equals(expected)
+
+
+def test_no_point_is_an_answer(swept: Path) -> None:
+    for command in (("best",), ("pareto", "--minimize", "tpot_mean_s")):
+        answer = run(command[0], swept, *command[1:], "--where", "tpot_ms < 100")
+        assert (answer.code, answer.err) == (1, "")
+        for words in (f"{command[0]}: no point of 6", "the nearest", "context-aware", "misses tpot_ms < 100 by 100 %"):
+            assert words in answer.out
+        answer = run(command[0], swept, *command[1:], "--where", "tpot_ms < 100", "--json")
+        assert answer.code == 1
+        document = json.loads(answer.out)
+        assert document["answer"] is None
+        assert "no point of 6" in document["reason"]
+        nearest = {"policy": "context-aware", "link.bandwidth_gb_per_s": 64.0, "tpot_mean_s": 0.2}
+        assert document["nearest"] == nearest
+
+
+def test_several_conditions_and_american_spelling(swept: Path) -> None:
+    arguments = ("best", swept, "--where", "policy == 'hobbit' or tpot_ms < 1", "--where", "bandwidth_gb_per_s < 30")
+    found = run(*arguments, "--json").document
+    assert found["value"] == 0.8
+    assert found["where"] == "(policy == 'hobbit' or tpot_ms < 1) and (bandwidth_gb_per_s < 30)"
+    for option in ("--maximise", "--maximize"):
+        assert run("best", swept, option, "--json").document["value"] == 0.8
+    assert run("best", swept, "--minimize", "--metric", "bandwidth_gb_per_s", "--json").document["value"] == 16.0
+    small, large = ("tpot_mean_s", "bandwidth_gb_per_s")
+    british, american = (
+        run("pareto", swept, f"--minimi{s}e", small, f"--maximi{s}e", large, "--json").document for s in "sz"
+    )
+    assert british == american
+    held = run("pareto", swept, "--minimise", small, "--where", "bandwidth_gb_per_s == 32", "--json").document
+    assert [one["link.bandwidth_gb_per_s"] for one in held["points"]] == [32.0]
+
+
+def test_axes_that_do_not_matter_to_the_best_point(swept: Path) -> None:
+    found = run("best", swept, "--metric", "gpu_memory_bytes", "--json").document
+    assert found["any"] == ["link.bandwidth_gb_per_s"]
+    assert "any (here 16)" in run("best", swept, "--metric", "gpu_memory_bytes").out
 
 
 def test_best_of_a_file(swept: Path) -> None:
@@ -249,8 +375,11 @@ def test_best_of_a_file(swept: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("best", "--where", "tpot_mean_s < 0.1"), ("the nearest", "context-aware", "by 1")),
-        (("best", "--where", "tpot < 0.1"), ("unknown name", "tpot_mean_s")),
+        (("best", "--where", "tpot < 0.1"), ("has no unit", "tpot_ms or tpot_mean_s")),
+        (("best", "--where", "tpt < 0.1"), ("unknown name", "gpu_memory_bytes, link.bandwidth_gb_per_s, policy, tpot")),
+        (("best", "--maximise", "--minimise"), ("not allowed with",)),
+        (("best", "--metric", "tpot_mean_s", "--metric", "tpot_mean_s"), ("--metric", "given twice")),
+        (("pareto", "--minimise", "tpot_mean_s", "--where", "a < 1"), ("unknown name",)),
         (("best", "--where", "import os"), ("unknown name",)),
         (("best", "--metric", "ttft_s"), ("ttft_s", "allowed")),
         (("pareto",), ("at least one",)),

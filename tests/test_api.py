@@ -62,6 +62,7 @@ for _ in range(2):  # found through __getattr__ first, then in the module
             assert isinstance(value, type if kind == 'type' else dict), (name, value)
         assert name in dir(perfmodel), name
 assert callable(perfmodel.evaluate)
+assert not {{'Any', 'TYPE_CHECKING'}} & set(dir(perfmodel)), dir(perfmodel)
 from perfmodel import *
 assert evaluate is perfmodel.evaluate and callable(evaluate)
 """

@@ -1,6 +1,5 @@
 """Axis values as texts, designs and their blocks, samples, and tables of cases."""
 
-import itertools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import PerfModelError
 from perfmodel.scenario.axis import AxisInfo
-from perfmodel.sweeps.axes import Range, parse_values
+from perfmodel.scenario.tables import groups
+from perfmodel.sweeps.axes import Range, count_of, parse_values
 from perfmodel.sweeps.cases import read_cases
-from perfmodel.sweeps.design import HARDWARE, PLAN, POLICY, Design, Dim, groups
+from perfmodel.sweeps.design import HARDWARE, MOST_DIMS, MOST_POINTS, PLAN, POLICY, Design, Dim
 from perfmodel.sweeps.layout import zip_groups
-from perfmodel.sweeps.samples import Sample, draw
+from perfmodel.sweeps.samples import MOST_NUMBERS, Sample, draw
 
 RATE = AxisInfo("link.bandwidth_gb_per_s", "hardware", "GB/s", 0.01, 5000, False, True, (), "link bandwidth")
 COUNT = AxisInfo("ndp.arrays", "hardware", "1", 1, 1e6, True, True, (), "arrays")
@@ -49,16 +49,19 @@ TRACES = AxisInfo("trace", "trace", "", None, None, False, False, (), "trace")
         ("a.npz,b.npz", TRACES, ["a.npz", "b.npz"]),
         ("a,b.npz;c.npz", TRACES, ["a,b.npz", "c.npz"]),
         ("c:1:2:3", TRACES, ["c:1:2:3"]),
+        ("a,b.npz;", TRACES, ["a,b.npz"]),
+        ("static:alpha=1,mean_bits=2;", POLICIES, ["static:alpha=1,mean_bits=2"]),
     ],
 )
 def test_values_of_a_text(text: str, axis: AxisInfo, values: list[Any]) -> None:
-    found = parse_values(text, axis)
+    found = np.asarray(parse_values(text, axis), dtype=object).tolist()
     assert found == values
     assert [type(value) for value in found] == [type(value) for value in values] or axis is RATE
 
 
 @pytest.mark.parametrize(
-    ("text", "span"), [("1:8", Range(1, 8)), ("0.5:8:log", Range(0.5, 8, True)), (" 1 : 8 ", Range(1, 8))]
+    ("text", "span"),
+    [("1:8", Range(1, 8)), ("0.5:8:log", Range(0.5, 8, True)), (" 1 : 8 ", Range(1, 8)), ("8:1", Range(1, 8))],
 )
 def test_ranges_to_sample_from(text: str, span: Range) -> None:
     assert parse_values(text, RATE) == span
@@ -83,10 +86,12 @@ def test_ranges_to_sample_from(text: str, span: Range) -> None:
         ("1:8:99999999", RATE, ["count"]),
         ("0:8:4:log", RATE, ["above 0"]),
         ("8:8:4", RATE, ["equal"]),
-        ("8:1", RATE, ["below"]),
+        ("8:8", RATE, ["equal"]),
         ("1:8:5", COUNT, ["2.75", "1:8:8"]),
         ("1:8:3:log", COUNT, ["2.82843", "list the values"]),
         ("monde;;hobbit", POLICIES, ["empty"]),
+        (";", TRACES, ["empty"]),
+        ("a;;", TRACES, ["empty"]),
     ],
 )
 def test_refused_texts(text: str, axis: AxisInfo, words: list[str]) -> None:
@@ -94,6 +99,39 @@ def test_refused_texts(text: str, axis: AxisInfo, words: list[str]) -> None:
         parse_values(text, axis)
     for word in (axis.name, *words):
         assert word in str(error.value)
+
+
+@given(st.floats(1e-30, 1e30), st.floats(1.1, 1e6), st.integers(2, 50), st.booleans())
+def test_values_of_ranges_have_thirteen_digits(start: float, factor: float, count: int, log: bool) -> None:
+    found = parse_values(f"{start!r}:{start * factor!r}:{count}{':log' if log else ''}", RATE)
+    assert isinstance(found, np.ndarray)
+    for value in found[1:-1].tolist():
+        assert value == float(f"{value:.12e}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1:1.000000000001:100", "1:1.0000000000001:3:log", "1e-300:1.0000000000001e-300:50", "9:9.0000000000001:99"],
+)
+def test_ranges_that_are_too_narrow(text: str) -> None:
+    with pytest.raises(PerfModelError, match=r"link\.bandwidth_gb_per_s.*too narrow for"):
+        parse_values(text, RATE)
+
+
+def test_ranges_beyond_all_numbers() -> None:
+    with pytest.raises(PerfModelError, match="beyond all limits"):
+        parse_values("-1.7e308:1.7e308:5", RATE)
+
+
+@pytest.mark.parametrize(
+    ("text", "axis", "count"),
+    [
+        ("1:2:7", RATE, 7), ("1:2:7:log", RATE, 7), ("1,2,3", RATE, 3), ("5", RATE, 1), ("1:2", RATE, 1),
+        ("1:2:x", RATE, 1), ("a;b", TRACES, 2), ("c:1:2:3", TRACES, 1),
+    ],
+)  # fmt: skip
+def test_values_are_counted_without_making_them(text: str, axis: AxisInfo, count: int) -> None:
+    assert count_of(text, axis) == count
 
 
 @given(st.floats(1e-3, 1e6), st.floats(1e-3, 1e6), st.integers(2, 200), st.booleans())
@@ -161,23 +199,19 @@ def test_a_billion_points_are_not_made() -> None:
     assert blocks[-1].index == len(blocks) - 1
 
 
+def test_dimensions_and_points_have_limits() -> None:
+    assert len(_design([1] * MOST_DIMS).shape) == MOST_DIMS
+    with pytest.raises(PerfModelError, match=r"33 dimensions; allowed at most 32: zip .* cases, .* fewer axes"):
+        _design([1] * (MOST_DIMS + 1))
+    assert _design([10**6, 10**6]).size == MOST_POINTS
+    with pytest.raises(PerfModelError, match=r"1\.1e\+12 points; allowed at most 1e\+12"):
+        _design([10**6, 11, 10**5])
+
+
 def test_dimensions_are_sorted_by_what_they_change() -> None:
     names = [("h1", HARDWARE), ("p1", PLAN), ("policy", POLICY), ("h2", HARDWARE), ("p2", PLAN)]
     design = Design.of(Dim(name, {name: np.arange(2)}, group) for name, group in names)
     assert [dim.name for dim in design.dims] == ["policy", "p1", "p2", "h1", "h2"]
-
-
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 40))
-def test_values_of_blocks_broadcast_to_their_shape(sizes: list[int], points: int) -> None:
-    design = _design(sizes)
-    every = [np.arange(size) + 10 * i for i, size in enumerate(sizes)]
-    expected = list(itertools.product(*(one.tolist() for one in every)))
-    found = []
-    for block in design.blocks(points):
-        arrays = np.broadcast_arrays(*design.block_values(block).values())
-        assert arrays[0].shape == block.shape
-        found += list(zip(*(array.ravel().tolist() for array in arrays), strict=True))
-    assert found == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["a", "b"])), min_size=1, max_size=30))
@@ -227,11 +261,12 @@ def test_refused_zips(bad: Any) -> None:
         ("lhs:10:7", Sample("lhs", 10, 7)),
         ({"n": 8}, Sample("sobol", 8, 0)),
         ({"method": "lhs", "n": 8, "seed": 3}, Sample("lhs", 8, 3)),
+        ({"n": np.int64(8), "seed": np.uint8(3)}, Sample("sobol", 8, 3)),
     ],
 )
 def test_samples_as_text_and_table(text: Any, sample: Sample) -> None:
     assert Sample.of(text) == sample
-    assert Sample.of(sample.text) == sample
+    assert Sample.of(sample._asdict()) == sample
 
 
 @pytest.mark.parametrize(
@@ -244,6 +279,14 @@ def test_samples_as_text_and_table(text: Any, sample: Sample) -> None:
 def test_refused_samples(bad: Any) -> None:
     with pytest.raises(PerfModelError, match="sample"):
         Sample.of(bad)
+
+
+def test_more_samples_than_memory_holds_are_refused_before_they_are_drawn() -> None:
+    with pytest.raises(PerfModelError, match=r"n: found 300000000, allowed .* grid"):
+        Sample.of("lhs:300000000")
+    ranges = {name: (Range(0, 1), False) for name in "abcd"}
+    with pytest.raises(PerfModelError, match=f"allowed at most {MOST_NUMBERS // 4:,} points .* draw fewer"):
+        draw(Sample("lhs", MOST_NUMBERS // 4 + 1), ranges)
 
 
 @pytest.mark.parametrize("method", ["sobol", "lhs"])
@@ -285,6 +328,34 @@ def test_cases_from_files_frames_and_columns(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "cases.parquet")
     for source in (columns, frame, tmp_path / "cases.csv", str(tmp_path / "cases.parquet")):
         assert read_cases(source) == columns
+
+
+def test_spaces_around_headers_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "cases.csv").write_text("link.latency_us, ndp.arrays ,policy\n1, 8,monde\n")
+    assert read_cases(tmp_path / "cases.csv") == {"link.latency_us": [1], "ndp.arrays": [8], "policy": ["monde"]}
+    with pytest.raises(PerfModelError, match="same name"):
+        read_cases(pd.DataFrame([[1, 2]], columns=["a", " a"]))
+
+
+def test_paths_in_a_file_of_cases_start_at_its_folder(tmp_path: Path) -> None:
+    columns = {
+        "trace": ["one.npz", "tiny-mixtral-32l-mini"], "policy": ["static:profile=p.npz,alpha=1", "monde"],
+        "policy.profile": ["others", "sub/p.npz"], "ndp.arrays": [1, 2],
+    }  # fmt: skip
+    pd.DataFrame(columns).to_csv(tmp_path / "cases.csv", index=False)
+    assert read_cases(tmp_path / "cases.csv") == {
+        "trace": [str(tmp_path / "one.npz"), "tiny-mixtral-32l-mini"],
+        "policy": [f"static:profile={tmp_path / 'p.npz'},alpha=1", "monde"],
+        "policy.profile": ["others", str(tmp_path / "sub/p.npz")],
+        "ndp.arrays": [1, 2],
+    }
+    assert read_cases(columns) == columns, "what is in memory is taken as it is"
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_no_path_of_cases(empty: str) -> None:
+    with pytest.raises(PerfModelError, match=r"cases: found '.*', allowed the path"):
+        read_cases(empty)
 
 
 def test_a_csv_column_may_mix_numbers_and_words(tmp_path: Path) -> None:

@@ -96,8 +96,10 @@ class Place(NamedTuple):
         return path
 
     def compare(self, *more: object) -> Answer:
-        """A small comparison that works, changed by further options, which win."""
-        return run("compare", "--model", self.config, "--trace", self.trace, "--policy", "monde", "--json", *more)
+        """A small comparison that works, changed by further options, which take the place of its own."""
+        own = {"--model": self.config, "--trace": self.trace}
+        given = [word for option, value in own.items() if option not in more for word in (option, value)]
+        return run("compare", *given, "--policy", "monde", "--json", *more)
 
     def check_refusal(self, words: tuple[str, ...], *more: object) -> None:
         before = sorted(self.folder.rglob("*"))

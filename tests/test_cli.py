@@ -1,5 +1,6 @@
 """The command line: what each command prints and writes, and that it agrees with the library."""
 
+import argparse
 import contextlib
 import io
 import json
@@ -8,7 +9,9 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +62,39 @@ def process(
 
 
 # Help, version, and what they load
+
+
+def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser and those of its commands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from commands(inner)
+
+
+def test_an_option_is_repeatable_or_refused_when_given_twice() -> None:
+    seen = 0
+    for parser in commands(build_parser()):
+        for action in parser._actions:
+            if not action.option_strings or isinstance(action, argparse._HelpAction | argparse._VersionAction):
+                continue
+            option = action.option_strings[-1]
+            value = [] if action.nargs == 0 else [next(iter(action.choices or ("1",)))]
+            words = parser.prog.split()[1:]
+            answer = run(*words, option, *value, action.option_strings[0], *value)
+            if isinstance(action, argparse._AppendAction):
+                assert "given twice" not in answer.err.replace("--policy", ""), (parser.prog, option)
+            else:
+                check_refusal(answer, action.option_strings[0], "given twice, allowed: once")
+                seen += 1
+    assert seen > 60
+
+
+def test_loss_tables_by_both_names() -> None:
+    arguments = ("compare", "--model", "mixtral-8x7b", "--policy", "monde")
+    for option in ("--loss", "--losses"):
+        check_refusal(run(*arguments, option, "/nowhere.npz"), "/nowhere.npz")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -605,3 +641,54 @@ def test_commands_in_the_readme_exist() -> None:
             build_parser().parse_args(words)
             continue
         assert out.getvalue(), command  # only help and version print and leave
+
+
+def _commands(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command with its parser."""
+    groups = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    if not groups:
+        yield words, parser
+    for group in groups:
+        for name, inner in group.choices.items():
+            yield from _commands(inner, (*words, name))
+
+
+OPTIONS = [
+    (words, action.option_strings[-1])
+    for words, parser in _commands(build_parser())
+    for action in parser._actions
+    if action.option_strings and action.nargs != 0
+]
+
+
+@pytest.mark.parametrize(("words", "option"), OPTIONS, ids=lambda value: "-".join(value).strip("-"))
+def test_two_dashes_are_no_value_of_any_option(words: tuple[str, ...], option: str) -> None:
+    check_refusal(run(*words, f"{option}=--"), option, "found '--'")
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sweep", "--axis", LONG), ("sweep", "--axis", f"link.latency_us={'9' * 5000}"),
+        ("sweep", "--threads", LONG), ("sweep", f"--{LONG}"), (LONG,),
+        ("sweep", "--metric", LONG), ("sweep", "--policy", LONG), ("sweep", "--policy", f"monde:{LONG}"),
+        ("sweep", "--policy", f"monde:resident={LONG}"), ("sweep", "--sample", LONG),
+        ("sweep", "--zip", LONG), ("sweep", "--model", LONG), ("sweep", "--system", LONG),
+        ("sweep", "--trace", LONG), ("sweep", "--loss", LONG), ("sweep", "--dtype", "x y " * 2000),
+        ("solve", "--for", "ndp.arrays", "--target", LONG), ("solve", "--for", LONG, "--target", "tpot_ms=5"),
+        ("solve", "--for", "ndp.arrays", "--target", f"tpot_ms={LONG}"),
+        ("sensitivity", "--range", LONG), ("sensitivity", "--range", f"mean_bits={LONG}"),
+        ("break-even", "--axis", f"mean_bits={LONG}"), ("break-even", "--axis", "ndp.rows", "--along", LONG),
+        ("break-even", "--axis", "ndp.rows", "--along", f"mean_bits={LONG}"),
+        ("compare", "--model", "mixtral-8x7b", "--policy", LONG),
+    ],
+    ids=lambda value: "-".join(value)[:40],
+)  # fmt: skip
+def test_long_arguments_are_not_repeated(arguments: tuple[str, ...]) -> None:
+    answer = run(*arguments)
+    check_refusal(answer)
+    assert "x" * 700 not in answer.err
+    assert len(answer.err) < 1300

@@ -3,8 +3,10 @@
 import dataclasses
 import logging
 import os
+import pickle
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,12 +18,14 @@ import xarray as xr
 from distributed import LocalCluster
 
 from perfmodel.errors import PerfModelError
-from perfmodel.sweeps import cluster
+from perfmodel.sweeps import cluster, identity
 from perfmodel.sweeps.api import run_sweep
+from perfmodel.sweeps.executor import Schedule
 from perfmodel.sweeps.request import Request
 
 AXES = {"gpu_experts": [2, 8], "link.bandwidth_gb_per_s": "16:64:50", "link.latency_us": "0.1:10:401:log"}
 SMALLEST = 0.001  # memory in gb, for many small blocks
+SCHEDULE = Schedule(1000, 3, 2)
 
 
 def local_cluster(workers: int) -> Any:
@@ -112,22 +116,27 @@ def test_at_most_so_many_blocks_are_handed_out(request_: Request, workers: Any) 
             taken += 1
             yield block
 
-    results = cluster.priced_on_cluster(request_, counted(), workers.scheduler_address, 2, in_flight=3)
+    results = cluster.priced_on_cluster(request_, counted(), workers.scheduler_address, SCHEDULE)
     for done, _ in enumerate(results, start=1):
-        assert taken <= done + 3
+        assert taken <= done + 2 * 2  # two a worker thread
     assert taken == len(request_.design.blocks(1000))
 
 
 def test_errors_of_a_block_come_back(request_: Request, workers: Any) -> None:
     outside = dataclasses.replace(request_.design.blocks(1000)[0], slices=(slice(0, 1),))
     with pytest.raises(ValueError, match="zip") as caught:
-        list(cluster.priced_on_cluster(request_, [outside], workers.scheduler_address, 2))
+        list(cluster.priced_on_cluster(request_, [outside], workers.scheduler_address, SCHEDULE))
     assert not isinstance(caught.value, PerfModelError)
 
 
-def test_workers_of_another_version(request_: Request) -> None:
-    with pytest.raises(PerfModelError, match=r"a worker has perfmodel .*, and the sweep is of perfmodel 0\.0\.0"):
-        cluster._price(request_, request_.design.blocks(1000)[0], "0.0.0")
+@pytest.mark.parametrize("name", ["perfmodel", "numba", "numpy", "program"])
+def test_workers_with_another_program(request_: Request, name: str) -> None:
+    block = request_.design.blocks(1000)[0]
+    own = {**identity.VERSIONS, "program": identity.program_hash()}
+    words = "other source code" if name == "program" else rf"a worker has {name} .*, and the sweep is of {name} 0\.0\.0"
+    with pytest.raises(PerfModelError, match=words):
+        cluster._price(b"packed by another program", block, {**own, name: "0.0.0"})
+    assert cluster._price(pickle.dumps(request_), block, own).values["tpot_mean_s"].shape == block.shape
 
 
 def test_a_cluster_that_dies(request_: Request, tmp_path: Path, expected: xr.Dataset) -> None:
@@ -141,6 +150,59 @@ def test_a_cluster_that_dies(request_: Request, tmp_path: Path, expected: xr.Dat
         with pytest.raises(PerfModelError, match="dask: the cluster gave up"):
             run_sweep(request_, dask=own.scheduler_address, out=out, memory_gb=SMALLEST, progress=close)
     assert run_sweep(request_, out=out, resume=True, progress=False).identical(expected)
+
+
+def test_a_scheduler_that_is_killed(tmp_path: Path, expected: xr.Dataset, request_: Request) -> None:
+    out = tmp_path / "a.zarr"
+    found = subprocess.run(
+        [sys.executable, "-c", KILLED_SCHEDULER, str(out)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 2, found.stderr
+    assert found.stderr.startswith("perfmodel: error: dask: the cluster gave up (")
+    assert found.stderr.count("\n") == 1
+    assert run_sweep(request_, out=out, resume=True, progress=False).identical(expected)
+
+
+#: Runs the sweep above on a scheduler in another process, which is killed after the first block.
+KILLED_SCHEDULER = f"""
+import subprocess, sys
+from perfmodel.cli.base import say
+from perfmodel.sweeps.api import run_sweep
+from perfmodel.sweeps.request import Request
+
+if __name__ == "__main__":
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    options = ["--no-dashboard", "--host", "127.0.0.1"]
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", *options]
+    scheduler = subprocess.Popen(command, **quiet)
+    address = next(line.split()[-1] for line in scheduler.stderr if "Scheduler at:" in line)
+    command = [sys.executable, "-m", "distributed.cli.dask_worker", address, "--no-nanny", "--nthreads", "2", *options]
+    worker = subprocess.Popen(command, **quiet)
+    request = Request.of(policy=["monde", "context-aware:mean_bits=3"], prompt=8, output=8, axes={AXES!r})
+    kill = lambda done, _: scheduler.kill() if done else None
+    try:
+        run_sweep(request, dask=address, out=sys.argv[1], memory_gb={SMALLEST}, progress=kill)
+    except ValueError as error:
+        say(f"perfmodel: error: {{error}}")
+        sys.exit(2)
+    finally:
+        for process in (worker, scheduler):
+            process.kill()
+            process.communicate()
+"""
+
+
+def test_a_scheduler_without_workers(
+    request_: Request, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cluster, "_LONGEST_ALONE_S", 0.2)
+    monkeypatch.setattr(cluster, "_ASK_EVERY_S", 0.05)
+    with local_cluster(0) as alone:
+        address = alone.scheduler_address
+        with pytest.raises(PerfModelError, match=r"had no workers for 0\.2 s; start some with dask worker tcp://"):
+            run_sweep(request_, dask=address, out=tmp_path / "a.zarr", progress=False)
+    assert capfd.readouterr().err == f"dask {address}: the scheduler has no workers; waiting up to 0.2 s for one\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

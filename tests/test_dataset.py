@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,19 @@ import pandas as pd
 import pyarrow.parquet as parquet
 import pytest
 import xarray as xr
+from commands import check_refusal, run
+from strategies import recording
 
+import perfmodel
 from perfmodel import __version__
 from perfmodel.errors import PerfModelError, PlacementError
 from perfmodel.evaluation import METRICS
 from perfmodel.hardware import load_system
 from perfmodel.sweeps import dataset as datasets
-from perfmodel.sweeps.dataset import MANIFEST, SUFFIXES, finish, open_dataset, save, scenario_of, template
+from perfmodel.sweeps.dataset import finish, open_dataset, save, scenario_of, template
+from perfmodel.sweeps.folder import MANIFEST
+from perfmodel.sweeps.outputs import SUFFIXES
 from perfmodel.sweeps.request import Request
-from tests.strategies import recording
 
 SHORT: dict[str, Any] = {"prompt": 8, "output": 8}
 AXES: dict[str, Any] = {
@@ -81,11 +86,11 @@ def test_units_and_meanings_are_attributes(sweep: xr.Dataset) -> None:
         assert sweep[name].dtype == np.float32
 
 
-def test_one_policy_is_a_coordinate_without_dimension() -> None:
+def test_one_policy_is_a_dimension_too() -> None:
     found = template(ask("monde", {"link.latency_us": [1, 2]}))
-    assert found["policy"].dims == ()
-    assert found["policy"].item() == "monde"
-    assert dict(found.sizes) == {"link.latency_us": 2}
+    assert found["policy"].dims == ("policy",)
+    assert dict(found.sizes) == {"policy": 1, "link.latency_us": 2}
+    assert found["tpot_mean_s"].sel(policy="monde").dims == ("link.latency_us",)
 
 
 @pytest.mark.parametrize("kind", ["case", "sample"])
@@ -95,7 +100,7 @@ def test_tables_of_points_are_numbered(kind: str) -> None:
     else:
         request = ask("monde", {"ndp.rows": "1:8"}, sample="sobol:3")
     found = template(request)
-    assert dict(found.sizes) == {kind: 3}
+    assert dict(found.sizes) == {kind: 3, **({"policy": 1} if kind == "sample" else {})}
     assert found[kind].values.tolist() == [0, 1, 2]
     assert found["ndp.rows"].dims == (kind,)
 
@@ -104,7 +109,7 @@ def test_a_template_of_a_billion_points_takes_no_memory() -> None:
     axes = {"link.bandwidth_gb_per_s": "1:1000:1000", "link.latency_us": "1:1000:1000", "ndp.clock_ghz": "1:2:1000"}
     found = template(ask("monde", axes, dtype="float32"))
     assert found["tpot_mean_s"].size == 10**9
-    assert found["tpot_mean_s"].values.strides == (0, 0, 0)
+    assert found["tpot_mean_s"].values.strides == (0, 0, 0, 0)
 
 
 # ---- provenance ----
@@ -261,7 +266,7 @@ def test_tables_keep_double_precision(tmp_path: Path) -> None:
     with (tmp_path / "one.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     for name in ("link.bandwidth_gb_per_s", "tpot_mean_s"):
-        np.testing.assert_array_equal([float(row[name]) for row in rows], one[name].values)
+        np.testing.assert_array_equal([float(row[name]) for row in rows], one[name].values.ravel())
 
 
 def test_tables_carry_their_provenance(sweep: xr.Dataset, tmp_path: Path) -> None:
@@ -323,7 +328,7 @@ def test_a_failed_write_leaves_the_old_file(sweep: xr.Dataset, tmp_path: Path, m
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(xr.Dataset, "to_netcdf", fail)
+    monkeypatch.setattr(xr.Dataset, "dump_to_store", fail)
     monkeypatch.setattr(xr.Dataset, "to_zarr", fail)
     monkeypatch.setattr("perfmodel.sweeps.tables.write_csv", fail)
     monkeypatch.setattr("perfmodel.sweeps.tables.write_parquet", fail)
@@ -377,3 +382,38 @@ def test_chunks_that_are_lost_or_torn_are_noticed(sweep: xr.Dataset, tmp_path: P
         chunk.write_bytes(chunk.read_bytes()[:9])
     with pytest.raises(PerfModelError, match="damaged"):
         open_dataset(tmp_path / "sweep.zarr")
+
+
+# ---- what is left alone ----
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".csv", ".parquet"])
+def test_only_results_are_replaced(tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / f"mine{suffix}"
+    out.write_bytes(b"link.bandwidth_gb_per_s\n64\n")
+    with pytest.raises(PerfModelError, match="no dataset that perfmodel wrote"):
+        perfmodel.sweep(policy="monde", axes={"ndp.arrays": [16, 32]}, prompt=4, output=2, out=out)
+    assert out.read_bytes() == b"link.bandwidth_gb_per_s\n64\n"
+    assert list(tmp_path.iterdir()) == [out]
+    out.unlink()
+    for arrays in ([16, 32], [16, 32, 64]):
+        made = perfmodel.sweep(policy="monde", axes={"ndp.arrays": arrays}, prompt=4, output=2, out=out)
+    assert made.sizes["ndp.arrays"] == 3
+    if suffix == ".nc":
+        assert perfmodel.open_dataset(out).identical(made)
+
+
+def test_an_answer_does_not_replace_what_it_is_made_from(tmp_path: Path) -> None:
+    for suffix in (".nc", ".zarr"):
+        out = tmp_path / f"sweep{suffix}"
+        made = perfmodel.sweep(policy="monde", axes={"ndp.arrays": [16, 32]}, prompt=4, output=2, out=out)
+        answer = run("pareto", str(out), "--minimise", "tpot_mean_s,ndp.arrays", "-o", str(out))
+        check_refusal(answer, "made from")
+        assert perfmodel.open_dataset(out).identical(made)
+
+
+def test_a_sweep_that_no_disk_holds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(PerfModelError, match="before compression"):
+        perfmodel.sweep(policy="monde", axes={"ndp.arrays": "1:2000:2000"}, prompt=4, output=2, out=tmp_path / "x.zarr")
+    assert not list(tmp_path.iterdir())

@@ -11,12 +11,13 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import mixtral, recording
 
 from perfmodel.errors import PerfModelError
 from perfmodel.policies import parse_policy
 from perfmodel.run import evaluate
+from perfmodel.sweeps import layout
 from perfmodel.sweeps.request import Request
-from tests.strategies import mixtral, recording
 
 SHORT: dict[str, Any] = {"prompt": 8, "output": 8}
 POLICIES = ["monde:reading=balance", "hobbit", "context-aware"]
@@ -147,7 +148,7 @@ def test_cases_are_points_of_any_axes(tmp_path: Path) -> None:
 def test_samples_are_points_of_their_ranges() -> None:
     axes = {"link.bandwidth_gb_per_s": "16:64:log", "ndp.arrays": "1:8", "mean_bits": "1:4", "alpha": [0.25, 0.75]}
     request = ask("context-aware", axes, sample="sobol:8:3")
-    assert {dim.name: dim.size for dim in request.design.dims} == {"sample": 8, "policy.alpha": 2}
+    assert {dim.name: dim.size for dim in request.design.dims} == {"policy": 1, "sample": 8, "policy.alpha": 2}
     expected = [alone(request, point) for point in points_of(request)]
     np.testing.assert_array_equal(whole(request, 3)[0]["tpot_mean_s"].ravel(), expected)
 
@@ -158,12 +159,18 @@ def test_small_numbers_are_rounded_once() -> None:
     np.testing.assert_array_equal(double.astype(np.float32), single.astype(np.float32))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.dtype("float32"), "float32"])
+def test_types_of_numpy_are_types_of_results(dtype: Any) -> None:
+    assert ask(dtype=dtype).dtype == "float32"
+    assert ask(prompt=np.int64(8)).key() == ask(prompt=8).key()
+
+
 def test_a_request_without_axes_is_one_point() -> None:
     request = ask()
-    assert request.design.shape == ()
+    assert request.design.shape == (1,)  # the policy
     values = request.price(request.design.blocks(10)[0]).values["tpot_mean_s"]
-    assert values.shape == ()
-    assert float(values) == alone(request, {})
+    assert values.shape == (1,)
+    assert values.item() == alone(request, {})
 
 
 def test_memory_timings_vary_together_or_not_at_all() -> None:
@@ -175,10 +182,69 @@ def test_memory_timings_vary_together_or_not_at_all() -> None:
     request = ask(axes=axes, zip=[list(axes)])
     expected = [alone(request, point) for point in points_of(request)]
     np.testing.assert_array_equal(whole(request)[0]["tpot_mean_s"].ravel(), expected)
-    with pytest.raises(PerfModelError, match="zipped"):
-        ask(axes=axes)
+    # Values that contradict each other are points without a value, among others that have one.
+    crossed = ask(axes=axes)
+    found, reasons = whole(crossed)
+    expected = [alone(crossed, point) for point in points_of(crossed)]
+    np.testing.assert_array_equal(found["tpot_mean_s"].ravel(), expected)
+    assert np.isnan(expected).sum() == sum(reasons.values()) == 6
+    assert all("zipped" in reason and "peak_gb_per_s is ..." in reason for reason in reasons)
     with pytest.raises(PerfModelError, match=r"ndp\.dram_efficiency"):
         ask(axes={"ndp.dram.n_rp": [15, 16], "ndp.dram_efficiency": [0.5, 0.6]})
+
+
+def test_no_sweep_stops_half_way_because_values_contradict_each_other() -> None:
+    # More combinations than anyone would look at beforehand; those that fit are near two lines of the grid.
+    rates = np.linspace(3200.0, 6400.0, 40)
+    axes: dict[str, Any] = {
+        "ndp.dram.data_rate_mt_s": rates, "ndp.dram.peak_gb_per_s": rates / 500.0, "ndp.dram.tck_ns": [1.25, 2.5],
+    }  # fmt: skip
+    for policy in ("context-aware", "hobbit"):
+        request = ask(policy, axes)
+        found, reasons = whole(request)
+        again, same = whole(request, 300)
+        np.testing.assert_array_equal(found["tpot_mean_s"], again["tpot_mean_s"])
+        assert reasons == same
+        known = np.argwhere(~np.isnan(found["tpot_mean_s"][0])).tolist()
+        assert [0, 0, 1] in known
+        assert [39, 39, 0] in known
+        for place in known:
+            point = {name: float(values[i]) for (name, values), i in zip(axes.items(), place, strict=True)}
+            assert found["tpot_mean_s"][0][tuple(place)] == alone(request, point)
+        assert sum(reasons.values()) == found["tpot_mean_s"].size - len(known)
+        assert len(reasons) <= 4, "one reason, whatever its numbers"
+
+
+def test_options_that_contradict_each_other_are_points_without_a_plan() -> None:
+    axes = {"selector": ["prefix", "uniform"], "mean_bits": [2.0, 2.5]}
+    found, reasons = whole(ask("context-aware", axes))
+    assert np.isnan(found["tpot_mean_s"]).tolist() == [[[False, False], [False, True]]]
+    assert list(reasons.values()) == [1]
+    zipped = ask("hobbit:split=gates", {"t1": [0.2, 0.95], "t2": [0.5, 0.99]}, zip="t1,t2")
+    expected = [alone(zipped, {**point, "policy": "hobbit:split=gates"}) for point in points_of(zipped)]
+    assert not np.isnan(expected).any()
+    np.testing.assert_array_equal(whole(zipped)[0]["tpot_mean_s"].ravel(), expected)
+
+
+def test_more_dimensions_than_arrays_have_are_refused() -> None:
+    system = ask().scenario.system
+    options: dict[str, list[Any]] = {"mean_bits": [3.0], "alpha": [0.5], "gpu_experts": ["auto"], "output": [8]}
+    axes = {**options, **{key: [system.get(key)] for key in system.numeric_keys() if key != "ndp.dram_efficiency"}}
+    assert len(axes) > 32
+    with pytest.raises(PerfModelError, match=f"{1 + len(axes)} dimensions; allowed at most 32"):
+        ask(axes=axes)
+    request = ask(axes=dict(list(axes.items())[-31:]))
+    assert len(request.design.shape) == 32
+    assert whole(request)[0]["tpot_mean_s"].item() == alone(request, {})
+
+
+def test_far_too_many_points_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError("values were made")
+
+    monkeypatch.setattr(layout, "parse_values", never)
+    with pytest.raises(PerfModelError, match=r"1e\+14 points"):
+        ask(axes={"link.latency_us": "1:20:10000000", "link.bandwidth_gb_per_s": "1:20:10000000"})
 
 
 # ---- ways to ask ----
@@ -210,7 +276,7 @@ def test_files_may_be_axes(tmp_path: Path) -> None:
     request = ask("hobbit", axes, layers="cycle", metrics="decode_tok_per_s")
     found = whole(request)[0]["decode_tok_per_s"]
     expected = evaluate("mixtral-8x22b", "rtx4090-pcie4", tmp_path / "two.npz", "hobbit", layers="cycle", **SHORT)
-    assert found[1, 1, 1] == expected.decode_tok_per_s
+    assert found[0, 1, 1, 1] == expected.decode_tok_per_s
     values, reasons = whole(ask(["monde", "hobbit"], {"system": axes["system"]}))
     assert np.isnan(values["tpot_mean_s"]).tolist() == [[False, True], [False, False]]
     assert len(reasons) == 1
@@ -352,6 +418,7 @@ def test_arguments_replace_what_a_file_says(tmp_path: Path) -> None:
     assert found.design.axes["policy.gpu_experts"].tolist() == [3]
     assert set(found.design.axes) == {
         "link.bandwidth_gb_per_s", "ndp.cols", "ndp.rows", "policy.gpu_experts", "link.latency_us",
+        "policy",
     }  # fmt: skip
 
 
@@ -365,8 +432,85 @@ def test_paths_start_at_the_folder_of_the_file(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     found = Request.load(path)
     assert found.design.axes["trace"].tolist() == [str(folder / "one.npz"), "tiny-mixtral-32l-mini"]
-    assert found.design.shape == (2, 2)
+    assert found.design.shape == (1, 2, 2)
     assert Request.load("sub/sweep.toml").key() == found.key()
+
+
+def test_every_path_of_a_file_starts_at_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "sub"
+    folder.mkdir()
+    for name in ("one,two.npz", "three.npz"):
+        recording().sequences([0, 1]).save(folder / name)
+    monkeypatch.chdir(tmp_path)
+    texts = {
+        'policy = "hobbit"\n[axes]\ntrace = "one,two.npz; tiny-mixtral-32l-mini"': "trace",
+        'policy = "hobbit"\n[axes]\ntrace = "three.npz,tiny-mixtral-32l-mini"': "trace",
+        'policy = "static"\n[axes]\nprofile = "three.npz,others"': "policy.profile",
+        '[axes]\npolicy = "monde,static:profile=three.npz,alpha=1"': "policy",
+        'policy = ["static:profile=three.npz", "monde"]': "policy",
+    }
+    for text, axis in texts.items():
+        request = Request.load(write(folder, f'kind = "sweep"\nprompt = 8\noutput = 8\n{text}\n'))
+        assert len(request.design.axes[axis]) == 2
+        assert not np.isnan(whole(request)[0]["tpot_mean_s"]).any()
+        assert request.key()
+
+
+def test_a_path_with_a_comma_survives(tmp_path: Path) -> None:
+    path = tmp_path / "one,two.npz"
+    recording().sequences([0, 1]).save(path)
+    for values in (f"{path};", [str(path)], [str(path), "tiny-mixtral-32l-mini"]):
+        request = ask("hobbit", {"trace": values})
+        assert request.design.axes["trace"][0] == str(path)
+        words = shlex.split(request.command())
+        (text,) = [word for word in words if word.startswith("trace=")]
+        assert ask("hobbit", {"trace": text.partition("=")[2]}).key() == request.key()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[axes]\nlink.latency_us = "1:x:3"', ["axis link.latency_us"]),
+        ("[axes]\nlink.latency_us = [-1]", ["axis link.latency_us", "found -1"]),
+        ('policy = "hobbt"', ["policy", "hobbit"]),
+        ('zip = [["ndp.rows", "ndp.cols"]]', ["zip", "ndp.rows"]),
+        ("[sample]\nn = 0", ["sample: n", "found 0"]),
+        ('metrics = "tpot"', ["metric", "'tpot'"]),
+        ('dtype = "int8"', ["dtype", "'int8'"]),
+        ("prompt = 0", ["prompt", "found 0"]),
+        ('layers = "x"', ["layers"]),
+        ('cases = ""', ["cases: found ''"]),
+        ('cases = "cases.csv"', ["cases.csv", "ndp.arrays", "value 2", "found 0"]),
+        ('cases = "traces.csv"', ["traces.csv: column trace", "gone.npz"]),
+        ('cases = "policies.csv"', ["policies.csv: column policy", "hobbit"]),
+        ('cases = "names.csv"', ["names.csv", "'ndp.arrays'"]),
+    ],
+)
+def test_mistakes_in_a_file_name_the_file(tmp_path: Path, text: str, words: list[str]) -> None:
+    (tmp_path / "cases.csv").write_text("ndp.arrays\n1\n0\n")
+    (tmp_path / "names.csv").write_text("ndp.array\n1\n")
+    (tmp_path / "traces.csv").write_text("trace\ngone.npz\n")
+    (tmp_path / "policies.csv").write_text("policy\nhobbt\n")
+    path = write(tmp_path, f'kind = "sweep"\n{text}\n')
+    with pytest.raises(PerfModelError) as error:
+        Request.load(path)
+    assert str(error.value).startswith(f"{path}: ")
+    for word in words:
+        assert word in str(error.value)
+    with pytest.raises(PerfModelError) as error:
+        Request.load(path, output=5)
+    assert str(error.value).startswith(f"{path} (with other output): ")
+
+
+def test_a_loss_table_by_both_names(tmp_path: Path) -> None:
+    text = 'kind = "sweep"\npolicy = "context-aware"\n{} = "tiny-mixtral-32l-losses"\n'
+    first, second = (Request.load(write(tmp_path, text.format(name))) for name in ("loss", "losses"))
+    assert first.key() == second.key()
+    assert first.scenario.references["loss"] == "tiny-mixtral-32l-losses"
+    with pytest.raises(PerfModelError, match="two names of one key"):
+        Request.load(write(tmp_path, text.format("loss") + 'losses = "x.npz"\n'))
+    with pytest.raises(PerfModelError, match=f"{tmp_path}/x.npz"):
+        Request.load(write(tmp_path, text.format("losses").replace("tiny-mixtral-32l-losses", "x.npz")))
 
 
 def test_a_file_may_draw_samples(tmp_path: Path) -> None:
@@ -374,7 +518,7 @@ def test_a_file_may_draw_samples(tmp_path: Path) -> None:
         'kind = "sweep"\npolicy = "monde"\n[axes]\nlink.latency_us = "1:2"\n[sample]\nmethod = "lhs"\nn = 4\nseed = 2\n'
     )
     found = Request.load(write(tmp_path, text))
-    assert found.design.shape == (4,)
+    assert found.design.shape == (1, 4)
     assert "--sample lhs:4:2" in found.command()
 
 
@@ -442,6 +586,10 @@ def test_refused_paths_of_files(path: Any) -> None:
         ({"metrics": "tpot_mean"}, ["tpot_mean_s"]),
         ({"metrics": ["ttft_s", "ttft_s"]}, ["twice"]),
         ({"dtype": "float16"}, ["dtype", "float32"]),
+        ({"dtype": np.float16}, ["dtype", "float32"]),
+        ({"metrics": ["tpot_p50_s", "tpot_p050_s"]}, ["tpot_p050_s", "its name is tpot_p50_s"]),
+        ({"metrics": "tpot_p50.0_s"}, ["its name is tpot_p50_s"]),
+        ({"cases": ""}, ["cases: found ''"]),
         ({"dtype": None}, ["dtype", "None"]),
     ],
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import NDP_SYSTEM, mixtral, recording, system_values
 
 from perfmodel.bitwidth import LossTable
 from perfmodel.errors import PerfModelError, PlacementError, PolicyError
@@ -20,7 +21,7 @@ from perfmodel.run import evaluate, plan_run
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.inputs import default_policies
 from perfmodel.scenario.memo import Memo
-from tests.strategies import NDP_SYSTEM, mixtral, recording, system_values
+from perfmodel.scenario.notes import gathered, labelled, merged
 
 SHORT: dict[str, Any] = {"prompt": 8, "output": 8}
 BALANCED = "monde:reading=balance"
@@ -145,6 +146,40 @@ def test_hardware_axes_have_the_limits_of_their_keys() -> None:
     for key in one.system.numeric_keys():
         axis, limits = one.axis(key), one.system.limits_of(key)
         assert (axis.kind, axis.low, axis.high, axis.whole, axis.unit) == ("hardware", *limits)
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high", "allowed"),
+    [
+        ("mean_bits", 1, 4, "numbers from 1 to 4 bit"),
+        ("alpha", 0, 1, "numbers from 0 to 1"),
+        ("gpu_experts", 0, 8, "whole numbers from 0 to 8 | auto"),
+        ("low_bits", 1, 16, "numbers from 1 to 16 bit"),
+        ("resident", 0, 8, "whole numbers from 0 to 8"),
+        ("t2", 0, 1, "numbers from 0 to 1"),
+    ],
+)
+def test_options_have_the_limits_that_their_policies_check(name: str, low: float, high: float, allowed: str) -> None:
+    one = scenario("monde", "hobbit", "context-aware")
+    axis = one.axis(name)
+    assert (axis.low, axis.high, axis.allowed) == (low, high, allowed)
+    for value in (low, high):
+        assert one.check(name, [value]) == (value,)
+    with pytest.raises(PerfModelError, match=name):
+        one.check(name, [low - 1])
+    if name not in ("gpu_experts", "resident"):  # a model with more experts may be an axis too
+        for beyond in ([high + 1], np.array([low, high + 0.5])):
+            with pytest.raises(PerfModelError, match=name):
+                one.check(name, beyond)
+
+
+def test_an_option_that_a_label_spells_is_not_varied() -> None:
+    one = scenario("context-aware:mean_bits=3", "hobbit")
+    one.check_varied(["gpu_experts", "link.latency_us", "policy"])
+    for name in ("mean_bits", "policy.mean_bits"):
+        with pytest.raises(PerfModelError, match="sets mean_bits itself"):
+            one.check_varied([name])
+    Scenario.of(policy=parse_policy("context-aware:mean_bits=3")).check_varied(["mean_bits"])
 
 
 def test_keys_that_the_system_does_not_give_are_axes_too() -> None:
@@ -461,3 +496,53 @@ def test_traces_of_other_files_are_an_axis(tmp_path: Any) -> None:
     expected = evaluate(mixtral(), one.system, trace, "hobbit", **SHORT).tpot_mean_s
     assert one.run(0, {"trace": str(tmp_path / "two.npz")}).price().tpot_mean_s == expected
     assert isinstance(one.file("trace", str(tmp_path / "two.npz")), RoutingTrace)
+
+
+# ---- notes ----
+
+
+@pytest.mark.parametrize(
+    ("notes", "expected"),
+    [
+        (["4 of 8 experts", "4 of 8 experts"], ["4 of 8 experts"]),
+        (["6 of 8 experts", "0 of 8 experts", "10 of 8 experts"], ["0 to 10 of 8 experts"]),
+        (["key 61.87 is above 59.3 of cxl-2.0-x16", "key 450 is above 59.3 of cxl-2.0-x16"],
+         ["key 61.87 to 450 is above 59.3 of cxl-2.0-x16"]),
+        (["67.0 / 30.1 / 2.9 % of picks", "67.0 / 29.5 / 3.5 % of picks."],
+         ["67.0 / 30.1 / 2.9 % of picks", "67.0 / 29.5 / 3.5 % of picks."]),
+        (["67.0 / 30.1 % of picks", "67.0 / 29.5 % of picks"], ["67.0 / 29.5 to 30.1 % of picks"]),
+        (["mixtral-8x7b", "mixtral-8x22b", "a", "b"], ["mixtral-8x7b", "mixtral-8x22b", "a", "b"]),
+        (["1e-06 s", "2e+06 s"], ["1e-06 to 2e+06 s"]),
+        ([], []),
+    ],
+)  # fmt: skip
+def test_notes_that_differ_in_numbers_are_one(notes: list[str], expected: list[str]) -> None:
+    assert merged(notes) == expected
+
+
+def test_notes_name_the_policies_they_hold_for() -> None:
+    notes = {"a": ["common", "2 experts", "3 experts"], "b": ["common", "only here"], "c": ["common", "only here"]}
+    assert labelled(notes) == ["common", "a: 2 to 3 experts", "b, c: only here"]
+    assert labelled({"a": ["alone"]}) == ["alone"]
+    setup = scenario("monde", "context-aware")
+    places = [("monde", {}), ("context-aware", {"gpu_experts": 1}), ("context-aware", {"gpu_experts": 3})]
+    found = gathered(setup, [*places, ("context-aware", {"gpu_experts": 8})])  # eight do not fit, and say nothing
+    assert "context-aware: 1 to 3 of 8 experts a layer on the GPU" in found
+    assert any(note.startswith("monde: MoNDE reading=one") for note in found)
+    assert "the routing is of tiny-mixtral-32l, not of mixtral-8x7b" in found
+    fast = gathered(setup, [("monde", {"link.bandwidth_gb_per_s": rate}) for rate in (50.0, 100.0, 200.0)])
+    assert any(note.startswith("link.bandwidth_gb_per_s 100 to 200 is above the stated peak") for note in fast)
+
+
+# ---- options of other policies ----
+
+
+@pytest.mark.parametrize("name", ["mean_bits", "policy.mean_bits"])
+def test_an_option_that_none_of_the_policies_has(name: str) -> None:
+    with pytest.raises(PerfModelError) as error:
+        scenario("monde").axis(name)
+    assert "none of the policies (monde) has this option; context-aware and static have it; `perf" in str(error.value)
+    with pytest.raises(PerfModelError, match="hobbit has it"):
+        scenario("monde").axis("cache_high")
+    with pytest.raises(PerfModelError, match=r"did you mean 'policy\.mean_bits'"):
+        scenario("context-aware").axis("mean_bit")

@@ -96,6 +96,70 @@ def _reference(folder: Path) -> Path:
     return path
 
 
+def test_axes_that_do_not_matter_are_any() -> None:
+    arguments = ("sweep", *SCENARIO[:2], "--policy", "context-aware", *SCENARIO[4:], *LINK, "--axis", "gpu_experts=2,4")
+    lines = run(*arguments).out.splitlines()
+    (monde,) = [line for line in lines if line.startswith("monde ")]
+    (ours,) = [line for line in lines if line.startswith("context-aware ")]
+    assert "policy.gpu_experts=any, link.bandwidth_gb_per_s=64" in monde
+    assert "any" not in ours
+    metrics = run(*arguments, "--json").document["metrics"]
+    assert [one["any"] for one in metrics] == [["policy.gpu_experts"], []]
+    assert metrics[0]["best"]["policy.gpu_experts"] == 2
+
+
+def test_notes_say_for_whom_and_over_which_range_they_hold() -> None:
+    answer = run(
+        "sweep", "--policy", "context-aware", *SCENARIO[:2], *SCENARIO[4:], "--axis", "gpu_experts=0:6:7", *LINK
+    )
+    notes = [line for line in answer.out.splitlines() if line.startswith("note: ")]
+    assert "note: context-aware: 0 to 6 of 8 experts a layer on the GPU" in notes
+    assert any(note.startswith("note: monde: MoNDE reading=one") for note in notes)
+    assert sum("above the stated peak" in note for note in notes) == 1
+    alone = run("sweep", "--policy", "context-aware", *SCENARIO[4:], "--axis", "gpu_experts=2").out.splitlines()
+    assert "note: 2 of 8 experts a layer on the GPU" in alone
+
+
+def test_samples_that_are_no_power_of_two_are_remarked_upon() -> None:
+    arguments = ["sweep", *SCENARIO, "--axis", "link.latency_us=10:0.1:log"]
+    remark = "note: a Sobol sequence is balanced only for powers of two, and 12 is none"
+    assert remark in run(*arguments, "--sample", "sobol:12").out.splitlines()
+    assert "balanced" not in run(*arguments, "--sample", "sobol:16").out
+    assert "balanced" not in run(*arguments, "--sample", "lhs:12").out
+
+
+def test_ends_of_a_range_in_either_order() -> None:
+    down, up = (
+        run("sweep", *SCENARIO, "--axis", f"link.latency_us={text}", "--json").document for text in ("8:1:8", "1:8:8")
+    )
+    for one, other in zip(down["metrics"], up["metrics"], strict=True):
+        assert (one["low"], one["high"], one["best"]) == (other["low"], other["high"], other["best"])
+    down, up = (
+        run("sweep", *SCENARIO, "--axis", f"link.latency_us={text}", "--sample", "sobol:8", "--json").document[
+            "metrics"
+        ]
+        for text in ("8:1", "1:8")
+    )
+    assert down == up
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--cases", "--sample", "--model", "--system", "--trace", "--prompt", "--output", "--loss", "--dtype", "-o"],
+)
+def test_options_that_are_given_twice(option: str) -> None:
+    value = {"--dtype": "float32", "--sample": "sobol:8"}.get(option, "8")
+    check_refusal(run("sweep", *LINK, option, value, option, value), option, "given twice")
+
+
+def test_an_option_that_no_policy_has() -> None:
+    refused = run("sweep", "--policy", "monde", "--axis", "mean_bits=2")
+    check_refusal(
+        refused, "mean_bits", "none of the policies (monde) has this option; context-aware and static have it"
+    )
+    assert "did you mean" not in refused.err
+
+
 def test_file_and_options(tmp_path: Path) -> None:
     file = tmp_path / "study.toml"
     file.write_text(
@@ -103,10 +167,12 @@ def test_file_and_options(tmp_path: Path) -> None:
         '[axes]\n"link.latency_us" = [1, 2]\n"ndp.arrays" = [8, 16]\n'
     )
     data = run("sweep", file, "--json").document
-    assert data["dimensions"] == {"link.latency_us": 2, "ndp.arrays": 2}
+    assert data["dimensions"] == {"policy": 1, "link.latency_us": 2, "ndp.arrays": 2}
     assert data["provenance"]["scenario"]["system"] == "h100-cxl-ndp"
     data = run("sweep", file, "--axis", "ndp.arrays=8:64:8", "--output", "4", *LINK, "--json").document
-    assert data["dimensions"] == {"link.latency_us": 2, "ndp.arrays": 8, "link.bandwidth_gb_per_s": 7}
+    assert data["dimensions"] == {
+        "policy": 1, "link.latency_us": 2, "ndp.arrays": 8, "link.bandwidth_gb_per_s": 7,
+    }  # fmt: skip
     assert data["provenance"]["scenario"]["output"] == 4
     assert data["provenance"]["scenario"]["prompt"] == 8
 
@@ -134,6 +200,33 @@ def test_list_axes(tmp_path: Path) -> None:
     file = tmp_path / "study.toml"
     file.write_text('kind = "sweep"\npolicy = "monde"\n[axes]\n"link.latency_us" = [1]\n')
     assert run("sweep", file, "--list-axes", "--json").document == listed
+    lines = answer.out.splitlines()
+    for name, allowed in (
+        ("policy.mean_bits", "numbers from 1 to 4 bit"),
+        ("policy.alpha", "numbers from 0 to 1"),
+        ("policy.gpu_experts", "whole numbers from 0 to 8 | auto"),
+    ):
+        (line,) = [line for line in lines if line.split()[:1] == [name]]
+        assert line.endswith(allowed)
+    assert run("sweep", "--list-axes", "--policy", "monde", "--prompt", "8", "--layers", "cycle", "--json").code == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--axis", "link.latency_us=1"), ("--zip", "a,b"), ("--cases", "gone.csv"), ("--sample", "sobol:8"),
+        ("--metric", "ttft_s"), ("--dtype", "float32"), ("--out", "a.nc"), ("--threads", "2"), ("--memory-gb", "1"),
+        ("--dask", "x"),
+    ],
+)  # fmt: skip
+def test_a_list_of_axes_takes_no_other_options(option: str, value: str) -> None:
+    check_refusal(run("sweep", "--list-axes", option, value), f"not allowed with {option}")
+    check_refusal(run("sweep", "--list-axes", "--prompt", "0"), "prompt", "found 0")
+
+
+def test_help_says_what_happens_to_outputs() -> None:
+    text = " ".join(run("sweep", "--help").out.split())
+    assert "a finished sweep is replaced like any other output file" in text
 
 
 @pytest.mark.parametrize(
@@ -165,6 +258,10 @@ def test_list_axes(tmp_path: Path) -> None:
         ([*LINK, "--sample", "dice:8"], ["sample", "dice"]),
         (["nowhere.toml"], ["nowhere.toml"]),
         (["--axis", "gpu_experts=8", "--policy", "context-aware"], ["none of its 1 points", "does not fit"]),
+        (["--axis", "link.latency_us=1:1.000000000001:100"], ["link.latency_us", "too narrow for 100"]),
+        (["--axis", "link.latency_us=1:9:10000000", "--axis", "link.efficiency=0.1:1:10000000"], ["1e+14 points"]),
+        (["--axis", "link.latency_us=1:9", "--sample", "lhs:300000000"], ["300000000", "held in memory"]),
+        (["--axis", "ndp.dram.data_rate_mt_s=100:200:50"], ["none of its", "data_rate_mt_s"]),
     ],
 )
 def test_mistakes(arguments: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from commands import run
 import perfmodel
 from perfmodel.evaluation import METRICS
 from perfmodel.plots import KINDS
-from perfmodel.sweeps.dataset import SUFFIXES
 from perfmodel.sweeps.files import KEYS
+from perfmodel.sweeps.outputs import SUFFIXES
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def test_languages_of_the_blocks() -> None:
 def test_metrics_and_kinds_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (lower|higher) \| (.*) \|$", TEXT, flags=re.MULTILINE)
     assert rows == [(one.name, one.unit, one.better, one.meaning) for one in METRICS.values()]
-    kinds = re.findall(r"^\| `(\w+)` \| ([^|]*) \|$", TEXT, flags=re.MULTILINE)
+    kinds = re.findall(r"^\| `([\w-]+)` \| ([^|]*) \|$", TEXT, flags=re.MULTILINE)
     assert dict(kinds) == {name: kind.text for name, kind in KINDS.items()}
     assert re.findall(r"^\| `(\.\w+)` \|", TEXT, flags=re.MULTILINE) == list(SUFFIXES)
     for key in KEYS:

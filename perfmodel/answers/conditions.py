@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.answers.targets import in_other_units, unit_is_missing
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.base import shown, suggestion
+from perfmodel.scenario.axis import matching
 
 _ALLOWED = "comparisons (< <= > >= == != in) of metrics, axes, numbers and quoted words, joined by and, or, not, ()"
 _MAX_LENGTH = 2000
@@ -27,8 +29,8 @@ _ORDER: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
+    ast.Eq: lambda a, b: _equal(a, b),
+    ast.NotEq: lambda a, b: ~_equal(a, b),
 }
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -46,7 +48,18 @@ class Verdict(NamedTuple):
     miss: NDArray[np.float64]
 
 
+class _Meant(NamedTuple):
+    """What a name stands for: a metric or axis, the size of the unit it is written in, and how it is written."""
+
+    name: str
+    unit: float
+    written: str
+
+
 Read = Callable[[str], NDArray[Any]]
+#: Relative difference up to which numbers are equal, and digits that tables print: a value that is printed as the
+#: number it is compared with is equal to it, too.
+_EQUAL, _PRINTED = 1e-9, 6
 
 
 class Condition:
@@ -55,7 +68,8 @@ class Condition:
     Parameters
     ----------
     text : the condition.
-    names : metrics and axes that may occur.
+    names : metrics and axes that may occur, axes also by their last part (``mean_bits``), metrics also in other units
+        (``tpot_ms``, ``gpu_memory_gb``).
 
     Raises
     ------
@@ -66,8 +80,8 @@ class Condition:
         if not isinstance(text, str) or not 0 < len(text.strip()) <= _MAX_LENGTH:
             raise PerfModelError(f"condition: found {shown(text)}, allowed {_ALLOWED}")
         self.text = " ".join(text.split())
-        self._known = set(names)
-        self._names: dict[str, str] = {}
+        self._known = dict.fromkeys(names)
+        self._names: dict[str, _Meant] = {}
         plain = _NAME.sub(self._stand_in, text.strip())
         try:
             with warnings.catch_warnings():
@@ -82,17 +96,28 @@ class Condition:
         word = match[0]
         if word[0] in "'\"" or word in ("and", "or", "not", "in"):
             return word
-        if word not in self._known:
-            close = suggestion(word, sorted(self._known))
-            raise PerfModelError(f"condition: unknown name {shown(word)}{close}, allowed {', '.join(self._known)}")
         name = f"_{len(self._names)}"
-        self._names[name] = word
+        self._names[name] = self._meaning(word)
         return name
+
+    def _meaning(self, word: str) -> _Meant:
+        found = matching(word, self._known)
+        if found is not None:
+            return _Meant(found, 1.0, found)
+        other = in_other_units(word)
+        if other is not None and other[0] in self._known:
+            return _Meant(*other, word)
+        known = sorted(self._known)
+        missing = unit_is_missing(word, known)
+        if missing:
+            raise PerfModelError(f"condition: {shown(word)} {missing}")
+        close = suggestion(word, known)
+        raise PerfModelError(f"condition: unknown name {shown(word)}{close}, allowed {', '.join(known)}")
 
     @property
     def names(self) -> tuple[str, ...]:
         """Metrics and axes that occur, each once."""
-        return tuple(dict.fromkeys(self._names.values()))
+        return tuple(dict.fromkeys(one.name for one in self._names.values()))
 
     @property
     def comparisons(self) -> tuple[str, ...]:
@@ -101,11 +126,13 @@ class Condition:
         return tuple(self._text(part) for part in parts) if len(parts) > 1 else (self.text,)
 
     def _conjuncts(self) -> list[ast.expr]:
-        is_and = isinstance(self._tree, ast.BoolOp) and isinstance(self._tree.op, ast.And)
-        return self._tree.values if is_and and isinstance(self._tree, ast.BoolOp) else [self._tree]
+        return _conjuncts(self._tree)
 
     def _text(self, node: ast.expr) -> str:
-        return re.sub(r"\b_[0-9]+\b", lambda match: self._names.get(match[0], match[0]), ast.unparse(node))
+        def written(match: re.Match[str]) -> str:
+            return self._names[match[0]].written if match[0] in self._names else match[0]
+
+        return re.sub(r"\b_[0-9]+\b", written, ast.unparse(node))
 
     def _refuse(self, node: ast.expr) -> None:
         raise PerfModelError(f"condition: {shown(self._text(node))} is not understood, allowed {_ALLOWED}")
@@ -186,7 +213,7 @@ class Condition:
         if isinstance(op, ast.In) and isinstance(right, ast.Tuple | ast.List):
             among = [self._same_kind(a, self._value(item, cache), left) for item in right.elts]
             holds = (
-                functools.reduce(np.logical_or, [a == b for a, b in among])
+                functools.reduce(np.logical_or, [_equal(a, b) for a, b in among])
                 if among
                 else np.zeros(np.shape(a), np.bool_)
             )
@@ -211,7 +238,9 @@ class Condition:
 
     def _value(self, node: ast.expr, cache: dict[str, NDArray[Any]]) -> NDArray[Any]:
         if isinstance(node, ast.Name):
-            return cache[self._names[node.id]]
+            meant = self._names[node.id]
+            found = cache[meant.name]
+            return found if meant.unit == 1.0 else found / meant.unit
         if isinstance(node, ast.Constant):
             return np.asarray(node.value if isinstance(node.value, str) else _number(node.value))
         operands = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]  # type: ignore[attr-defined]
@@ -223,6 +252,33 @@ class Condition:
                 return np.asarray(-values[0] if isinstance(node.op, ast.USub) else values[0])
             assert isinstance(node, ast.BinOp)
             return np.asarray(_ARITHMETIC[type(node.op)](*values))
+
+
+def joined(texts: Sequence[object], names: Sequence[str]) -> Condition:
+    """One condition from several that must all hold; each is read on its own first, as in `Condition`."""
+    for text in texts:
+        Condition(text, names)
+    return Condition(texts[0] if len(texts) == 1 else " and ".join(f"({text})" for text in texts), names)
+
+
+def _conjuncts(tree: ast.expr) -> list[ast.expr]:
+    """What is joined by ``and``, in parentheses too."""
+    if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And):
+        return [part for value in tree.values for part in _conjuncts(value)]
+    return [tree]
+
+
+def _equal(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether values are equal: words and whole numbers exactly, others within `_EQUAL`, or as they are printed."""
+    if a.dtype.kind != "f":
+        return np.asarray(a == b, dtype=np.bool_)
+    with np.errstate(all="ignore"):
+        apart, size = np.abs(a - b), np.maximum(np.abs(a), np.abs(b))
+        digit = 10.0 ** (np.floor(np.log10(np.where(size > 0.0, size, 1.0))) - _PRINTED + 1)
+        printed = np.abs(b / digit - np.rint(b / digit)) <= 1e-6  # b has no more digits than a table
+        close = (apart <= _EQUAL * size) | (printed & (apart <= 0.5 * digit * (1 + 1e-6)))
+        whole = (a == np.rint(a)) & (b == np.rint(b))
+    return np.asarray((a == b) | (close & ~whole), dtype=np.bool_)
 
 
 def _number(value: Any) -> float:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.answers.curve import Curve, domain, numeric_axis, one_policy, present
+from perfmodel.answers.curve import Curve, checked_scenario, domain, numeric_axis, one_policy, present
 from perfmodel.answers.provenance import described_by
+from perfmodel.answers.ranges import range_of, values_of
 from perfmodel.answers.roots import Domain, Stretch, stretches, touches
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import NoAnswerError, PerfModelError
 from perfmodel.evaluation import metric as find_metric
 from perfmodel.hardware.base import shown
 
@@ -38,12 +39,12 @@ class _Change(NamedTuple):
 
 def break_even(
     scenario: Scenario,
-    axis: str | tuple[str, float | None, float | None],
+    axis: str | tuple[str, str] | tuple[str, float | None, float | None],
     a: str | int = 0,
     b: str | int = 1,
     *,
     metric: str = "tpot_mean_s",
-    along: tuple[str, Sequence[Any]] | None = None,
+    along: tuple[str, str | Sequence[Any]] | None = None,
 ) -> xr.Dataset:
     """Where the better of two policies changes along an axis.
 
@@ -53,10 +54,12 @@ def break_even(
     Parameters
     ----------
     scenario : what is priced.
-    axis : any axis of numbers, by name, or with the ends of the range to search; by default all that it allows.
+    axis : any axis of numbers, by name, or with the range to search: its two ends, or a text such as ``"1:1000"``; by
+        default all that it allows.
     a, b : two policies of the scenario, by label or number.
     metric : what is compared.
-    along : a further axis and its values; one search for each of them, which gives a break-even line.
+    along : a further axis and its values, a list or a text such as ``"32:128:4"``; one search for each of them, which
+        gives a break-even line.
 
     Returns
     -------
@@ -70,16 +73,18 @@ def break_even(
 
     Raises
     ------
-    PerfModelError : unknown axis, metric or policy, the same policy twice, a bad range, or no value at all of one.
+    PerfModelError : unknown axis, metric or policy, the same policy twice, or a bad range.
+    NoAnswerError : no value of the axis lets the two be compared.
     """
-    labels = one_policy(scenario, a), one_policy(scenario, b)
+    labels = one_policy(checked_scenario(scenario), a), one_policy(scenario, b)
     if labels[0] == labels[1]:
         raise PerfModelError(f"break-even: {labels[0]} is given twice, allowed two different policies")
-    name, low, high = (axis, None, None) if isinstance(axis, str) else axis
+    name, low, high = _axis_and_ends(scenario, axis)
     info = numeric_axis(scenario, name)
     span = domain(scenario, info, low, high)
     wanted = find_metric(metric)
     further, values = _further(scenario, info, along)
+    scenario.check_varied([info.name, *([] if further is None else [further.name])])
     found = []
     reasons: dict[str, None] = {}
     for value in values:
@@ -89,8 +94,18 @@ def break_even(
         reasons |= next((curve.refusals for curve in curves if curve.refusals), {})
     if all(start == UNKNOWN and not changes for start, changes in found):
         why = next(iter(reasons), f"the trace or a policy cannot tell {wanted.name}")
-        raise PerfModelError(f"break-even: no value of {info.name} lets {labels[0]} and {labels[1]} be compared: {why}")
+        raise NoAnswerError(f"break-even: no value of {info.name} lets {labels[0]} and {labels[1]} be compared: {why}")
     return _dataset(scenario, info, span, labels, wanted.name, further, values, found)
+
+
+def _axis_and_ends(scenario: Scenario, axis: object) -> tuple[Any, Any, Any]:
+    if isinstance(axis, str):
+        return axis, None, None
+    if isinstance(axis, tuple | list) and len(axis) == 2 and isinstance(axis[1], str):
+        return axis[0], *range_of(axis[1], numeric_axis(scenario, axis[0]))[:2]
+    if not isinstance(axis, tuple | list) or len(axis) != 3:
+        raise PerfModelError(f"axis: found {shown(axis)}, allowed the name of an axis, or its name, low and high end")
+    return axis[0], axis[1], axis[2]
 
 
 def _further(scenario: Scenario, info: AxisInfo, along: object) -> tuple[AxisInfo | None, tuple[Any, ...]]:
@@ -101,7 +116,7 @@ def _further(scenario: Scenario, info: AxisInfo, along: object) -> tuple[AxisInf
     further = scenario.axis(along[0])
     if further.name == info.name or further.kind == "policy":
         raise PerfModelError(f"along: found {further.name}, allowed another axis than {info.name} and policy")
-    return further, scenario.check(further.name, along[1])
+    return further, values_of(scenario, further, along[1])
 
 
 def _changes(curves: list[Curve], span: Domain, now: float | None, lower: bool) -> tuple[str, list[_Change]]:

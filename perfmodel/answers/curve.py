@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +11,10 @@ from numpy.typing import NDArray
 from perfmodel.answers.roots import Domain
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.base import shown
+from perfmodel.scenario import Scenario
+from perfmodel.scenario.numbers import plain, real, whole
 
 if TYPE_CHECKING:
-    from perfmodel.scenario import Scenario
     from perfmodel.scenario.axis import AxisInfo
 
 #: Values scanned along an axis: hardware is priced all at once, the others plan anew for every value.
@@ -49,7 +48,7 @@ class Curve:
     def __call__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """The metric at every value of the axis, NaN where the policy has no plan or the trace cannot tell."""
         if self.axis.kind == "hardware":
-            return self._hardware(values)
+            return self._price({}, {self.axis.name: values})
         numbers = [int(v) if self.axis.whole else float(v) for v in values]
         return np.array([self._price({self.axis.name: v}, {})[0] for v in numbers], dtype=np.float64)
 
@@ -57,30 +56,24 @@ class Curve:
         """The metric at one value."""
         return float(self(np.array([value], dtype=np.float64))[0])
 
-    def _hardware(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        found = self._price({}, {self.axis.name: values})
-        if len(found) == len(values):
-            return found
-        # Some of them contradict other values of the spec; only one at a time shows which.
-        return np.array([self._price({}, {self.axis.name: values[i : i + 1]})[0] for i in range(len(values))])
-
     def _price(self, own: Mapping[str, Any], hardware: Mapping[str, Any]) -> NDArray[np.float64]:
-        from perfmodel.scenario.plans import INFEASIBLE
-
         refused: dict[str, int] = {}
-        try:
-            prices = self.scenario.prices(
-                self.policy, {**self.settings, **own}, hardware, (self.metric,), infeasible=refused
-            )
-        except INFEASIBLE as error:
-            self.refusals.setdefault(str(error))
-            return np.array([np.nan])
+        prices = self.scenario.prices(
+            self.policy, {**self.settings, **own}, hardware, (self.metric,), infeasible=refused
+        )
         self.refusals |= dict.fromkeys(refused)
         return np.atleast_1d(np.asarray(prices[self.metric], dtype=np.float64))
 
     def why_nowhere(self) -> str:
         """The first reason for the lack of a value."""
         return next(iter(self.refusals), f"the trace or the policy cannot tell {self.metric}")
+
+
+def checked_scenario(given: object) -> Scenario:
+    """A scenario; PerfModelError for anything else."""
+    if not isinstance(given, Scenario):
+        raise PerfModelError(f"scenario: found {shown(given)}, allowed a Scenario, such as Scenario.of(policy='monde')")
+    return given
 
 
 def numeric_axis(scenario: Scenario, name: object) -> AxisInfo:
@@ -100,7 +93,7 @@ def domain(scenario: Scenario, axis: AxisInfo, low: float | None, high: float | 
     ------
     PerfModelError : an end outside of the allowed range, not whole where it must be, or ends in the wrong order.
     """
-    own_low, own_high = _limits(scenario, axis)
+    own_low, own_high = axis.low, DEFAULT_HIGH if axis.kind == "workload" else axis.high
     ends = []
     for what, asked, own in (("low", low, own_low), ("high", high, own_high)):
         if asked is not None:
@@ -117,25 +110,10 @@ def domain(scenario: Scenario, axis: AxisInfo, low: float | None, high: float | 
 
 def as_number(axis: AxisInfo, value: object) -> float:
     """An end of a range as a number; PerfModelError for a word such as ``auto``."""
-    if not isinstance(value, int | float):
+    number = real(value)
+    if number is None:
         raise PerfModelError(f"axis {axis.name}: found {shown(value)}, allowed a number as an end of a range")
-    return float(value)
-
-
-def _limits(scenario: Scenario, axis: AxisInfo) -> tuple[float | None, float | None]:
-    if axis.kind == "workload":
-        return axis.low, DEFAULT_HIGH
-    if axis.kind == "hardware":
-        return axis.low, axis.high
-    # Options state their range in words such as "1 to 4" or "0 to E", E being the experts of a layer.
-    name = axis.name.removeprefix("policy.")
-    words = [
-        f.metadata["allowed"] for policy in scenario.policies for f in dataclasses.fields(policy) if f.name == name
-    ]
-    stated = re.match(r"([0-9.]+) to ([0-9.]+|E)(?![\w.])", words[0])
-    if stated is None:
-        return None, None
-    return float(stated[1]), float(scenario.model.num_experts if stated[2] == "E" else stated[2])
+    return number
 
 
 def present(scenario: Scenario, axis: AxisInfo, policy: str) -> float | None:
@@ -154,8 +132,9 @@ def one_policy(scenario: Scenario, policy: str | int | None) -> str:
     labels = scenario.labels
     if policy is None and len(labels) == 1:
         return labels[0]
-    if isinstance(policy, int) and not isinstance(policy, bool) and 0 <= policy < len(labels):
-        return labels[policy]
+    number = whole(policy)
+    if number is not None and 0 <= number < len(labels):
+        return labels[number]
     if isinstance(policy, str) and policy in labels:
         return policy
-    raise PerfModelError(f"policy: found {shown(policy)}, allowed one of {', '.join(labels)}")
+    raise PerfModelError(f"policy: found {shown(plain(policy))}, allowed one of {', '.join(labels)}")

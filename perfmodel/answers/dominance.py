@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import bisect
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.answers.constraint import Constraint
 from perfmodel.answers.grid import Grid
+from perfmodel.answers.origin import notes_of_points
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
     import xarray as xr
 
+    from perfmodel.answers.constraint import Given
+
 _PEEL = 256
 
 
-def pareto(dataset: xr.Dataset, minimise: Sequence[str] | str = (), maximise: Sequence[str] | str = ()) -> xr.Dataset:
+def pareto(
+    dataset: xr.Dataset,
+    minimise: Sequence[str] | str = (),
+    maximise: Sequence[str] | str = (),
+    constraint: Given = None,
+) -> xr.Dataset:
     """Points of a sweep that are not dominated.
 
     A point dominates another when it is at least as good in every objective and better in one.
@@ -27,41 +36,54 @@ def pareto(dataset: xr.Dataset, minimise: Sequence[str] | str = (), maximise: Se
     Parameters
     ----------
     dataset : result of a sweep.
-    minimise, maximise : names of metrics, or of axes that hold numbers, that should be small or large.
+    minimise, maximise : names of metrics, or of axes that hold numbers, that should be small or large; axes also by
+        their last part (``mean_bits``).
+    constraint : which points count, as in `best`: ``"link.bandwidth_gb_per_s == 64"`` holds an axis.
 
     Returns
     -------
     The points along one dimension ``point``, with all their axes and metrics, from the best of the first objective
     on. Points without a value in some objective are left out; of points that are equal in all objectives the first one
-    in the order of the data set stands for all. Takes O(n log n) for up to two objectives, and for three in practice.
+    in the order of the data set stands for all. The notes are those of these points. Takes O(n log n) for up to two
+    objectives, and for three in practice.
 
     Raises
     ------
-    PerfModelError : no objective, an unknown one (with close matches), one given twice, or no point with values.
+    PerfModelError : no objective, an unknown one (with close matches), one given twice, or a bad constraint.
+    NoAnswerError : no point has values and meets the constraint; the message says how close the points come.
     """
     grid = Grid(dataset)
     names, signs = _objectives(grid, minimise, maximise)
+    allowed, total = Constraint(grid, constraint), 0
     kept, numbers = np.empty((0, len(names))), np.empty(0, np.int64)
     for first, slab in grid.slabs():
         values = grid.columns(names, slab) * signs
-        known = np.flatnonzero(~np.isnan(values).any(axis=1))
+        has_values = ~np.isnan(values).any(axis=1)
+        total += int(has_values.sum())
+        known = np.flatnonzero(has_values & allowed.holds(slab))
         kept = np.concatenate((kept, values[known]))
         numbers = np.concatenate((numbers, known + first))
         front = nondominated(kept)
         kept, numbers = kept[front], numbers[front]
     if len(numbers) == 0:
-        raise PerfModelError(f"pareto: no point of {grid.size} has values of {', '.join(names)}")
+        raise allowed.nowhere("pareto", names, total)
     found = grid.points(numbers)
     goals = {name: "minimise" if sign > 0 else "maximise" for name, sign in zip(names, signs.tolist(), strict=True)}
     return found.assign_attrs(
-        {**dataset.attrs, "title": "perfmodel pareto", "kind": "pareto", "objectives": json.dumps(goals)}
+        {
+            **dataset.attrs,
+            "title": "perfmodel pareto",
+            "kind": "pareto",
+            "objectives": json.dumps(goals),
+            "notes": json.dumps(notes_of_points(dataset, found)),
+        }
     )
 
 
 def _objectives(
     grid: Grid, minimise: Sequence[str] | str, maximise: Sequence[str] | str
 ) -> tuple[list[str], NDArray[np.float64]]:
-    small, large = ([one] if isinstance(one, str) else list(one) for one in (minimise, maximise))
+    small, large = (_listed(one) for one in (minimise, maximise))
     names = [grid.find(name, "objective") for name in (*small, *large)]
     if not names:
         raise PerfModelError("pareto: found no objective, allowed at least one metric or axis to minimise or maximise")
@@ -69,6 +91,11 @@ def _objectives(
     if twice:
         raise PerfModelError(f"objective: {twice[0]} is given twice")
     return names, np.array([1.0] * len(small) + [-1.0] * len(large))
+
+
+def _listed(names: object) -> list[object]:
+    found = names.tolist() if isinstance(names, np.ndarray) else names
+    return list(found) if isinstance(found, Iterable) and not isinstance(found, str) else [found]
 
 
 def nondominated(values: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import PerfModelError
+from perfmodel.evaluation import METRICS
 from perfmodel.hardware.base import shown, suggestion
+from perfmodel.scenario.axis import matching
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -35,26 +37,52 @@ class Grid:
 
         if not isinstance(dataset, xr.Dataset):
             raise PerfModelError(f"dataset: found {type(dataset).__name__}, allowed an xarray.Dataset of a sweep")
-        self.dataset = dataset
         widest = max((v.dims for v in dataset.data_vars.values()), key=len, default=())
         self.sizes = {str(d): int(dataset.sizes[d]) for d in (*widest, *dataset.dims)}
         self.size = math.prod(self.sizes.values())
         if not dataset.data_vars or self.size == 0:
             raise PerfModelError("dataset: found no points, allowed a sweep with at least one metric and one point")
+        # Files do not keep the order of what they hold.
+        places = {dim: i for i, dim in enumerate(self.sizes)}
+
+        def place(name: Any) -> tuple[int, bool, str]:
+            first = min((places[str(d)] for d in dataset[name].dims), default=-1)
+            return first, str(name) not in places, str(name)
+
+        axes, metrics = sorted(dataset.coords, key=place), sorted(dataset.data_vars, key=_rank)
+        self.dataset = dataset[[*axes, *metrics]]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Metrics, then axes."""
+        """Metrics, then axes, always in the same order."""
         return tuple(map(str, (*self.dataset.data_vars, *self.dataset.coords)))
 
     def find(self, name: object, what: str, *, numeric: bool = True) -> str:
-        """A metric or axis of the data set by name; PerfModelError with close matches for anything else."""
-        if not isinstance(name, str) or name not in self.names:
+        """A metric or axis of the data set by name, an axis also by its last part (``mean_bits``).
+
+        Raises
+        ------
+        PerfModelError : anything else (with close matches).
+        """
+        found = matching(name, self.names) if isinstance(name, str) else None
+        if found is None:
             close = suggestion(name, self.names) if isinstance(name, str) else ""
-            raise PerfModelError(f"{what}: found {shown(name)}{close}, allowed {', '.join(self.names)}")
-        if numeric and self.dataset[name].dtype.kind not in "fiu":
-            raise PerfModelError(f"{what}: {name} holds words, allowed a metric or an axis of numbers")
-        return name
+            raise PerfModelError(f"{what}: found {shown(name)}{close}, allowed {', '.join(sorted(self.names))}")
+        if numeric and self.dataset[found].dtype.kind not in "fiu":
+            raise PerfModelError(f"{what}: {found} holds words, allowed a metric or an axis of numbers")
+        return found
+
+    def lines(self, number: int) -> Iterator[tuple[str, Slab]]:
+        """Every dimension of more than one position, and the slab of all points along it through one point."""
+        here = self._place(number)
+        at = {name: slice(i, i + 1) for name, i in here.items()}
+        for name, size in self.sizes.items():
+            if size > 1:
+                yield name, {**at, name: slice(0, size)}
+
+    def _place(self, number: int) -> dict[str, int]:
+        places = np.unravel_index(number, tuple(self.sizes.values())) if self.sizes else ()
+        return {name: int(i) for name, i in zip(self.sizes, places, strict=True)}
 
     def slabs(self, points: int | None = None) -> Iterator[tuple[int, Slab]]:
         """Number of the first point, and slices by dimension, of consecutive parts with about ``points`` points."""
@@ -98,8 +126,7 @@ class Grid:
 
     def point(self, number: int) -> xr.Dataset:
         """One point, every axis and metric a single value."""
-        places = np.unravel_index(number, tuple(self.sizes.values())) if self.sizes else ()
-        return self.dataset.isel({name: int(i) for name, i in zip(self.sizes, places, strict=True)})
+        return self.dataset.isel(self._place(number))
 
     def points(self, numbers: NDArray[np.int64]) -> xr.Dataset:
         """Points in the given order along one dimension ``point``."""
@@ -118,6 +145,12 @@ class Grid:
             metrics = {name: value for name, value in spread.items() if name not in chosen.coords}
             chosen = chosen.drop_vars(missing).assign_coords(coords).assign(metrics)
         return chosen
+
+
+def _rank(name: Any) -> tuple[int, str]:
+    """Metrics in the order of `evaluation.METRICS`, then all others by name."""
+    known = list(METRICS)
+    return known.index(name) if name in METRICS else len(known), str(name)
 
 
 def described(point: xr.Dataset, names: Sequence[str] | None = None) -> str:

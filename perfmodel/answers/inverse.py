@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.answers.curve import Curve, domain, numeric_axis, one_policy, present
+from perfmodel.answers.curve import Curve, checked_scenario, domain, numeric_axis, one_policy, present
 from perfmodel.answers.roots import Domain, Stretch, stretches, turning_point
-from perfmodel.answers.targets import Target, parse_target, target_of
-from perfmodel.errors import PerfModelError
+from perfmodel.answers.targets import Target, target_of
+from perfmodel.errors import NoAnswerError, PerfModelError
+from perfmodel.evaluation import Metric
+from perfmodel.hardware.base import shown
 
 if TYPE_CHECKING:
     from perfmodel.scenario import Scenario
+    from perfmodel.scenario.axis import AxisInfo
 
 Side = Literal["from here up", "from here down", "here only"]
 
@@ -30,6 +33,7 @@ class Crossing(NamedTuple):
     kind : ``exact`` where the metric equals the target, ``step`` where it jumps past it.
     beyond, reached_beyond : with ``step``, the nearest value that misses the target, and the metric there (None where
         there is no plan).
+    ttft_s, migration_s, decode_s, end_to_end_s : the whole request at ``value``; None where the trace cannot tell.
     """
 
     value: float
@@ -38,13 +42,18 @@ class Crossing(NamedTuple):
     kind: Literal["exact", "step"]
     beyond: float | None = None
     reached_beyond: float | None = None
+    ttft_s: float | None = None
+    migration_s: float | None = None
+    decode_s: float | None = None
+    end_to_end_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Solution:
     """Where one policy meets a target along one axis.
 
-    axis, unit : what was varied. metric, target, goal : what was asked for, ``goal`` being at most or at least.
+    axis, unit : what was varied. settings : other axes, set to one value each.
+    metric, target, goal : what was asked for, ``goal`` being at most or at least.
     low, high : range searched. value : the only or lowest crossing; None where the target is met all along.
     crossings : every place where the target starts or stops to be met, rising.
     met : ranges in which it is met, ends included, rising.
@@ -64,6 +73,7 @@ class Solution:
     crossings: tuple[Crossing, ...]
     met: tuple[tuple[float, float], ...]
     notes: tuple[str, ...]
+    settings: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON."""
@@ -79,6 +89,7 @@ def solve(
     policy: str | int | None = None,
     low: float | None = None,
     high: float | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Solution:
     """Values of an axis at which a policy meets a target.
 
@@ -92,17 +103,26 @@ def solve(
     target : such as ``"tpot_ms=50"``, or a name and a number.
     policy : which of the scenario's policies, by text or number; needed only if there are several.
     low, high : range to search, in the unit of the axis; by default all that the axis allows.
+    settings : other axes to hold at one value each.
+
+    Returns
+    -------
+    A `Solution`: ``value``, the only or lowest place where the target starts or stops to be met (None where it is met
+    all along), every such place, and the ranges that meet it. Each place says what the whole request takes there, as
+    a target for the decode alone may be met where the copies before it take hours.
 
     Raises
     ------
-    PerfModelError : unknown axis, metric or policy, a bad range, or a target that is met nowhere; the message then says
-        what is reached, and where.
+    PerfModelError : unknown axis, metric or policy, or a bad range.
+    NoAnswerError : a target that is met nowhere; the message says what is reached, and where.
     """
-    text = one_policy(scenario, policy)
+    text = one_policy(checked_scenario(scenario), policy)
     info = numeric_axis(scenario, axis)
-    wanted = parse_target(target) if isinstance(target, str) else target_of(*target)
+    scenario.check_varied([info.name])
+    wanted = target_of(target)
     span = domain(scenario, info, low, high)
-    curve = Curve(scenario, text, info, wanted.metric.name)
+    held = _held(scenario, info, settings)
+    curve = Curve(scenario, text, info, wanted.metric.name, held)
 
     def difference(values: NDArray[np.float64]) -> NDArray[np.float64]:
         return curve(values) / wanted.value - 1.0
@@ -111,7 +131,7 @@ def solve(
     found = stretches(difference, span, () if now is None else (now,))
     good = (-1, 0) if wanted.metric.better == "lower" else (0, 1)
     if all(one.state not in good for one in found):
-        raise PerfModelError(_unreachable(curve, span, wanted))
+        raise _unreachable(curve, span, wanted)
     crossings = tuple(_crossings(curve, found, good))
     return Solution(
         policy=text,
@@ -126,8 +146,51 @@ def solve(
         value=crossings[0].value if crossings else None,
         crossings=crossings,
         met=_met(found, good),
-        notes=_notes(curve, span, found, high),
+        notes=(*_notes(curve, span, found, high), *_other_than_decode(wanted.metric, info.unit, crossings)),
+        settings=held,
     )
+
+
+def _held(scenario: Scenario, info: AxisInfo, settings: object) -> dict[str, Any]:
+    """Other axes and their values, checked."""
+    if settings is None:
+        return {}
+    if not isinstance(settings, Mapping):
+        raise PerfModelError(f"settings: found {shown(settings)}, allowed one value by axis")
+    held = {}
+    for name, value in settings.items():
+        axis = scenario.axis(name)
+        if axis.name == info.name or axis.kind == "policy":
+            raise PerfModelError(f"settings: found {axis.name}, allowed other axes than {info.name} and policy")
+        (held[axis.name],) = scenario.check(axis.name, [value])
+    scenario.check_varied(held)
+    return held
+
+
+#: What a request takes, beside the time of a token.
+_WHOLE = ("ttft_s", "migration_s", "decode_s", "end_to_end_s")
+
+
+def _request(curve: Curve, value: float) -> dict[str, float | None]:
+    """What the whole request takes at a value of the axis [s]."""
+    at = {**curve.settings, curve.axis.name: int(value) if curve.axis.whole else value}
+    prices = curve.scenario.prices(curve.policy, at, {}, _WHOLE)
+    return {name: None if np.isnan(found) else float(found) for name, found in prices.items()}
+
+
+def _other_than_decode(wanted: Metric, unit: str, crossings: Sequence[Crossing]) -> list[str]:
+    """A note for every place where a target for decode is met while most of the time is not decode."""
+    notes = []
+    for one in crossings if wanted.family in ("mean", "percentile") else ():
+        if one.end_to_end_s is None or one.decode_s is None or one.decode_s >= 0.5 * one.end_to_end_s:
+            continue
+        first, copies = one.ttft_s or 0.0, one.migration_s or 0.0
+        what = f"the prefill takes {first:.4g} s" if first >= copies else f"migration takes {copies:.4g} s"
+        notes.append(
+            f"at {one.value:.6g} {_unit(unit)}".rstrip()
+            + f" {what} of {one.end_to_end_s:.4g} s end to end, and decode {one.decode_s:.4g} s"
+        )
+    return notes
 
 
 def _met(found: Sequence[Stretch], good: tuple[int, int]) -> tuple[tuple[float, float], ...]:
@@ -154,28 +217,26 @@ def _crossings(curve: Curve, found: Sequence[Stretch], good: tuple[int, int]) ->
         if alone and crossings and crossings[-1].value == value:
             continue  # the other side of the same place
         if left.cut == "exact":
-            crossings.append(Crossing(value, curve.at(value), side, "exact"))
+            crossings.append(Crossing(value, curve.at(value), side, "exact", **_request(curve, value)))
             continue
         missed = curve.at(beyond)
         reached_beyond = None if np.isnan(missed) else missed
-        crossings.append(Crossing(value, curve.at(value), side, "step", beyond, reached_beyond))
+        whole = _request(curve, value)
+        crossings.append(Crossing(value, curve.at(value), side, "step", beyond, reached_beyond, **whole))
     return crossings
 
 
-def _unreachable(curve: Curve, span: Domain, wanted: Target) -> str:
+def _unreachable(curve: Curve, span: Domain, wanted: Target) -> NoAnswerError:
     """The best that the axis can do, and where."""
     grid = span.grid()
     values = curve(grid)
     unit, name = wanted.metric.unit, wanted.metric.name
     along = f"{curve.axis.name} from {span.low:g} to {span.high:g} {_unit(curve.axis.unit)}".rstrip()
+    at = "".join(f", {key}={value}" for key, value in curve.settings.items())
+    who = f"{curve.policy}{at}"
     known = ~np.isnan(values)
     if not known.any():
-        return f"solve: {curve.policy} has no value of {name} for {along}: {curve.why_nowhere()}"
-    if known.all() and values.max() == values.min():
-        return (
-            f"solve: {curve.axis.name} has no effect on {name} of {curve.policy}: {values[0]:.6g} {unit} at any value,"
-            f" and the target is {wanted.goal} {wanted.value:.6g} {unit}"
-        )
+        return NoAnswerError(f"solve: {who} has no value of {name} for {along}: {curve.why_nowhere()}")
     sign = 1.0 if wanted.metric.better == "lower" else -1.0
     best = int(np.nanargmin(sign * values))
     place, reached = float(grid[best]), float(values[best])
@@ -183,9 +244,17 @@ def _unreachable(curve: Curve, span: Domain, wanted: Target) -> str:
         finer = turning_point(curve, float(grid[best - 1]), float(grid[best + 1]), sign)
         if sign * curve.at(finer) < sign * reached:
             place, reached = finer, curve.at(finer)
-    return (
-        f"solve: {name} of {curve.policy} is never {wanted.goal} {wanted.value:.6g} {unit} for {along}; the best is"
-        f" {reached:.6g} {unit}, at {place:.6g} {_unit(curve.axis.unit)}".rstrip()
+    nearest = {"nearest": {curve.axis.name: place, name: reached}}
+    if known.all() and values.max() == values.min():
+        return NoAnswerError(
+            f"solve: {curve.axis.name} has no effect on {name} of {who}: {values[0]:.6g} {unit} at any value,"
+            f" and the target is {wanted.goal} {wanted.value:.6g} {unit}",
+            nearest,
+        )
+    return NoAnswerError(
+        f"solve: {name} of {who} is never {wanted.goal} {wanted.value:.6g} {unit} for {along}; the best is"
+        f" {reached:.6g} {unit}, at {place:.6g} {_unit(curve.axis.unit)}".rstrip(),
+        nearest,
     )
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.answers.curve import Curve, numeric_axis, present
+from perfmodel.answers.curve import Curve, checked_scenario, numeric_axis, present
 from perfmodel.answers.provenance import described_by
-from perfmodel.answers.ranges import Spread, given, table_of_ends
+from perfmodel.answers.ranges import Spread, checked_end, given, table_of_ends
 from perfmodel.errors import PerfModelError
 from perfmodel.evaluation import metric as find_metric
 from perfmodel.hardware.base import shown
+from perfmodel.scenario.numbers import plain, real
+from perfmodel.sweeps.axes import Range
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -36,7 +37,7 @@ def tornado(
     scenario: Scenario,
     keys: Sequence[str] | None = None,
     metric: str = "tpot_mean_s",
-    change: float | Mapping[str, Sequence[float]] = 0.1,
+    change: float | Mapping[str, str | Sequence[float]] = 0.1,
 ) -> xr.Dataset:
     """How far a metric moves when one number moves, the others staying as they are.
 
@@ -45,8 +46,8 @@ def tornado(
     scenario : what is priced, for every one of its policies.
     keys : axes of numbers; by default every number of the hardware. A key that is asked for by name is always shown.
     metric : what is looked at.
-    change : relative change of every number, down and up; or the two ends by key. Ends are clipped to what the axis
-        allows, and whole numbers move by at least 1.
+    change : relative change of every number, down and up, below 1; or by key its two ends, or a text such as
+        ``"16:128"``. Ends are clipped to what the axis allows, and whole numbers move by at least 1.
 
     Returns
     -------
@@ -61,7 +62,7 @@ def tornado(
     PerfModelError : unknown key or metric, a bad change, or nothing that has an effect.
     """
     wanted = find_metric(metric)
-    spreads, left = _spreads(scenario, keys, change)
+    spreads, left = _spreads(checked_scenario(scenario), keys, change)
     base = np.array([_base(scenario, label, wanted.name) for label in scenario.labels])
     if np.isnan(base).all():
         raise PerfModelError(f"tornado: the trace or the policies cannot tell {wanted.name}")
@@ -75,7 +76,7 @@ def tornado(
             left.refused[one.axis.name] = reason
             continue
         moved = bool(((values != base[:, None]) & ~np.isnan(base)[:, None]).any())
-        if keys is None and isinstance(change, int | float) and not moved:
+        if keys is None and not isinstance(change, Mapping) and not moved:
             left.no_effect.append(one.axis.name)
             continue
         shown_spreads.append(one)
@@ -93,28 +94,33 @@ def _base(scenario: Scenario, label: str, metric: str) -> float:
 def _both_ends(scenario: Scenario, one: Spread, metric: str) -> tuple[NDArray[np.float64], str | None]:
     """The metric at the low and the high end [policies, 2], NaN where a policy has no plan; the reason if none has."""
     curves = [Curve(scenario, label, one.axis, metric) for label in scenario.labels]
-    values = np.array([curve(np.array([one.low, one.high])) for curve in curves])
+    values = np.array([curve(np.array(one.range[:2])) for curve in curves])
     nowhere = bool(np.isnan(values).all(axis=0).any())
     return values, next((reason for curve in curves for reason in curve.refusals), None) if nowhere else None
 
 
 def _spreads(
-    scenario: Scenario, keys: Sequence[str] | None, change: float | Mapping[str, Sequence[float]]
+    scenario: Scenario, keys: Sequence[str] | None, change: float | Mapping[str, str | Sequence[float]]
 ) -> tuple[list[Spread], _Left]:
     """The ends of every key, and the keys that a relative change cannot move."""
     left = _Left([], [], {})
-    names = None if keys is None else [keys] if isinstance(keys, str) else list(keys)
-    full = [numeric_axis(scenario, key).name for key in names or ()]
-    if names is not None and len(set(full)) < max(1, len(full)):
-        raise PerfModelError(f"keys: found {shown(names)}, allowed at least one key, and each once")
-    if not isinstance(change, int | float):
-        ends = table_of_ends("change", change)
-        missing = [key for key in names or () if key not in ends]
+    names = _names(scenario, keys)
+    share = real(change)
+    if share is None and not isinstance(change, Mapping):
+        wanted = "a number above 0 and below 1, or the low and high end by key"
+        raise PerfModelError(f"change: found {shown(plain(change))}, allowed {wanted}")
+    if share is None:
+        given_ends = table_of_ends("change", change)
+        by_name = {scenario.axis(key).name: ends for key, ends in given_ends.items()}
+        if len(by_name) < len(given_ends):
+            raise PerfModelError(f"change: found {', '.join(map(shown, given_ends))}, allowed every axis once")
+        missing = [name for name in names or () if name not in by_name]
         if missing:
             raise PerfModelError(f"change: found none of {shown(missing[0])}, allowed the two ends of every key")
-        return [given(scenario, key, ends[key]) for key in (ends if names is None else names)], left
-    if isinstance(change, bool) or not 0.0 < change < math.inf:
-        raise PerfModelError(f"change: found {shown(change)}, allowed a number above 0, or the two ends by key")
+        return [given(scenario, name, by_name[name]) for name in (by_name if names is None else names)], left
+    if not 0.0 < share < 1.0:  # the low end would be zero or less
+        wanted = "a number above 0 and below 1 (0.1 is 10 % down and up), or the two ends by key"
+        raise PerfModelError(f"change: found {shown(plain(change))}, allowed {wanted}")
     found_spreads = []
     for key in scenario.system.numeric_keys() if names is None else names:
         axis = numeric_axis(scenario, key)
@@ -124,8 +130,20 @@ def _spreads(
         if here == 0.0:
             left.zero.append(axis.name)
             continue
-        found_spreads.append(_around(axis, here, change))
+        found_spreads.append(_around(scenario, axis, here, share))
     return found_spreads, left
+
+
+def _names(scenario: Scenario, keys: object) -> list[str] | None:
+    """Full names of the keys that were asked for."""
+    if keys is None:
+        return None
+    keys = keys.tolist() if isinstance(keys, np.ndarray) else keys
+    listed = [keys] if isinstance(keys, str) else list(keys) if isinstance(keys, Iterable) else []
+    full = [numeric_axis(scenario, key).name for key in listed]
+    if len(set(full)) < max(1, len(full)):
+        raise PerfModelError(f"keys: found {shown(keys)}, allowed at least one key, and each once")
+    return full
 
 
 def _here(scenario: Scenario, axis: AxisInfo) -> float:
@@ -137,15 +155,26 @@ def _here(scenario: Scenario, axis: AxisInfo) -> float:
     return found.pop()
 
 
-def _around(axis: AxisInfo, here: float, change: float) -> Spread:
-    low, high = here * (1.0 - change), here * (1.0 + change)
-    if axis.whole:
-        low, high = min(float(round(low)), here - 1.0), max(float(round(high)), here + 1.0)
-    inside = [
-        low if axis.low is None else max(low, axis.low),
-        high if axis.high is None else min(high, axis.high),
+def _around(scenario: Scenario, axis: AxisInfo, here: float, share: float) -> Spread:
+    """A number changed down and up, as far as its axis allows."""
+    wanted = [here * (1.0 - share), here * (1.0 + share)]
+    ends = [
+        max(wanted[0], -np.inf if axis.low is None else axis.low),
+        min(wanted[1], np.inf if axis.high is None else axis.high),
     ]
-    return Spread(axis, inside[0], inside[1], inside != [low, high])
+    clipped = ends != wanted
+    if axis.whole:
+        low, high = (float(np.rint(end)) for end in ends)
+        ends = [min(low, here - 1.0), max(high, here + 1.0)]
+        inside = [
+            max(ends[0], -np.inf if axis.low is None else axis.low),
+            min(ends[1], np.inf if axis.high is None else axis.high),
+        ]
+        clipped |= inside != ends
+        ends = inside
+    if axis.low is None or axis.high is None:
+        ends = [checked_end(scenario, axis, end) for end in ends]
+    return Spread(axis, Range(float(ends[0]), float(ends[1])), clipped)
 
 
 def _tornado_dataset(
@@ -169,7 +198,7 @@ def _tornado_dataset(
     return xr.Dataset(
         {
             "value": (("policy", "key", "side"), values[:, order], attrs),
-            "setting": (("key", "side"), np.array([[one.low, one.high] for one in spreads])),
+            "setting": (("key", "side"), np.array([one.range[:2] for one in spreads])),
             "base": ("policy", base, attrs),
             "swing": (("policy", "key"), swing[:, order], {"units": unit, "long_name": f"swing of {metric}"}),
         },

@@ -137,7 +137,12 @@ def _cuts(function: Function, domain: Domain, left: _Point, right: _Point) -> li
         return _close_in(function, domain, left, right)
     from scipy.optimize import brentq
 
-    root = float(brentq(lambda x: _at(function, x), low, high, xtol=5e-324, rtol=8.9e-16, maxiter=500, disp=False))
+    try:
+        root = float(brentq(lambda x: _at(function, x), low, high, xtol=5e-324, rtol=8.9e-16, maxiter=500, disp=False))
+    except PerfModelError:
+        raise
+    except ValueError:  # no value somewhere on the way, so the two sides do not meet here
+        return _close_in(function, domain, left, right)
     if abs(_at(function, root)) <= EXACT:
         middle = _PLACE * min(abs(root), high - low)
         beside = [state_of(_at(function, x)) for x in (max(low, root - middle), min(high, root + middle))]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.answers.curve import checked_scenario
 from perfmodel.answers.provenance import described_by
 from perfmodel.answers.ranges import Spread, given, table_of_ends
 from perfmodel.errors import PerfModelError
 from perfmodel.evaluation import metric as find_metric
 from perfmodel.hardware.base import shown
+from perfmodel.scenario.numbers import plain, whole
+from perfmodel.scenario.tables import fill_prices
+from perfmodel.sweeps.samples import scaled
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -21,6 +27,10 @@ if TYPE_CHECKING:
 
 #: Resamples behind a confidence interval.
 _RESAMPLES = 200
+#: Intervals wider than this are remarked upon.
+_WIDE = 0.1
+#: Shares closer than this to a bound count as inside.
+_NEARLY = 0.005
 
 
 class _Samples(NamedTuple):
@@ -46,7 +56,7 @@ class _Samples(NamedTuple):
 
 def sobol_indices(
     scenario: Scenario,
-    ranges: Mapping[str, Sequence[Any]],
+    ranges: Mapping[str, str | Sequence[Any]],
     n: int = 1024,
     seed: int = 0,
     metric: str = "tpot_mean_s",
@@ -57,7 +67,7 @@ def sobol_indices(
     ----------
     scenario : what is priced, for every one of its policies.
     ranges : by axis of numbers its low and high end, with ``"log"`` as a third entry for even spread over orders of
-        magnitude. Whole numbers are drawn evenly, both ends included.
+        magnitude, or a text such as ``"16:128:log"``. Whole numbers are drawn evenly, both ends included.
     n : base samples, a power of two; ``n * (axes + 2)`` points are priced for every policy.
     seed : of the samples and of the confidence intervals.
 
@@ -65,7 +75,8 @@ def sobol_indices(
     -------
     Data set with dimensions ``policy`` and ``key``: ``first``, the share of each axis alone, and ``total``, with all
     its interactions; ``first_low`` to ``total_high``, their 95 % bootstrap intervals; ``mean`` and ``variance`` of
-    the metric by policy. A metric that does not vary has no shares (NaN).
+    the metric by policy. A metric that does not vary has no shares (NaN). The notes say where the shares are less sure
+    than they look.
 
     Raises
     ------
@@ -78,95 +89,56 @@ def sobol_indices(
     from scipy.stats import qmc
 
     wanted = find_metric(metric)
-    _check_counts(n, seed)
+    n, seed = _check_counts(n, seed)
+    checked_scenario(scenario)
     drawn = [_drawn(scenario, key, ends) for key, ends in table_of_ends("ranges", ranges).items()]
-    names = [one.spread.axis.name for one in drawn]
+    names = [one.axis.name for one in drawn]
     if len(set(names)) < len(names):
         raise PerfModelError(f"ranges: {next(name for name in names if names.count(name) > 1)} is given twice")
-    unit = qmc.Sobol(2 * len(drawn), seed=np.random.default_rng(seed), bits=64).random(int(n)).T
+    scenario.check_varied(names)
+    unit = qmc.Sobol(2 * len(drawn), seed=np.random.default_rng(seed), bits=64).random(n).T
     a, b = unit[: len(drawn)], unit[len(drawn) :]
     sets = [a, b, *(np.concatenate((a[:i], b[i : i + 1], a[i + 1 :])) for i in range(len(drawn)))]
     everything = np.concatenate(sets, axis=1)
-    columns = {name: one.at(row) for name, one, row in zip(names, drawn, everything, strict=True)}
-    values = np.stack([_many(scenario, label, drawn, columns, wanted.name) for label in scenario.labels])
-    values = values.reshape(len(scenario.labels), -1, int(n))
+    columns = {
+        one.axis.name: scaled(row, one.range, one.axis.whole) for one, row in zip(drawn, everything, strict=True)
+    }
+    values = np.stack([_many(scenario, label, columns, wanted.name) for label in scenario.labels])
+    values = values.reshape(len(scenario.labels), -1, n)
     samples = _Samples(values[:, 0], values[:, 1], np.moveaxis(values[:, 2:], 1, 0))
-    return _dataset(scenario, wanted.name, drawn, samples, int(n), int(seed))
+    return _dataset(scenario, wanted.name, drawn, samples, n, seed)
 
 
-def _check_counts(n: object, seed: object) -> None:
-    if not _is_whole(n) or not 16 <= n <= 2**20 or n & (n - 1):  # type: ignore[operator]
-        raise PerfModelError(f"sobol: n: found {shown(n)}, allowed a power of two from 16 to 2^20")
-    if not _is_whole(seed) or not 0 <= seed < 2**63:  # type: ignore[operator]
-        raise PerfModelError(f"sobol: seed: found {shown(seed)}, allowed a whole number from 0")
+def _check_counts(n: object, seed: object) -> tuple[int, int]:
+    count, start = whole(n), whole(seed)
+    if count is None or not 16 <= count <= 2**20 or count & (count - 1):
+        raise PerfModelError(f"sobol: n: found {shown(plain(n))}, allowed a power of two from 16 to 2^20")
+    if start is None or not 0 <= start < 2**63:
+        raise PerfModelError(f"sobol: seed: found {shown(plain(seed))}, allowed a whole number from 0")
+    return count, start
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+def _drawn(scenario: Scenario, key: str, ends: object) -> Spread:
+    spread = given(scenario, key, ends)
+    if spread.range.low == spread.range.high:
+        low, high, _ = spread.range
+        raise PerfModelError(f"range of {spread.axis.name}: found {low:g} to {high:g}, allowed low below high")
+    return spread
 
 
-class _Drawn(NamedTuple):
-    """An axis that is drawn at random, evenly or evenly in its logarithm."""
-
-    spread: Spread
-    log: bool
-
-    def at(self, unit: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Values for numbers from 0 to 1."""
-        low, high = self.spread.low, self.spread.high
-        if self.spread.axis.whole:
-            high += 1.0  # every whole number has a share of the same width
-        values = low * (high / low) ** unit if self.log else low + (high - low) * unit
-        values = np.floor(values) if self.spread.axis.whole else values
-        return np.asarray(np.clip(values, self.spread.low, self.spread.high))
-
-
-def _drawn(scenario: Scenario, key: str, ends: Sequence[Any]) -> _Drawn:
-    listed = list(ends) if isinstance(ends, tuple | list) else []
-    log = len(listed) == 3 and listed[2] == "log"
-    if len(listed) != 2 + log:
-        raise PerfModelError(
-            f"range of {shown(key)}: found {shown(ends)}, allowed low and high, and 'log' for log scale"
-        )
-    spread = given(scenario, key, listed[:2])
-    if spread.low == spread.high or (log and spread.low <= 0):
-        raise PerfModelError(
-            f"range of {spread.axis.name}: found {spread.low:g} to {spread.high:g}, allowed low below high"
-            + (", both above 0" if log else "")
-        )
-    return _Drawn(spread, log)
-
-
-def _many(
-    scenario: Scenario, label: str, drawn: Sequence[_Drawn], columns: Mapping[str, NDArray[np.float64]], metric: str
-) -> NDArray[np.float64]:
-    """The metric at many points of several axes at once [points]; one plan for each distinct plan setting."""
-    hardware = {one.spread.axis.name: columns[one.spread.axis.name] for one in drawn if _is_hardware(one)}
-    planned = [one for one in drawn if not _is_hardware(one)]
-    count = len(next(iter(columns.values())))
-    rows = np.stack([columns[one.spread.axis.name] for one in planned], axis=1) if planned else np.zeros((count, 0))
-    distinct, inverse, sizes = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
-    groups = np.split(np.argsort(inverse.reshape(-1), kind="stable"), np.cumsum(sizes)[:-1])
-    found = np.empty(count)
+def _many(scenario: Scenario, label: str, columns: Mapping[str, NDArray[Any]], metric: str) -> NDArray[np.float64]:
+    """The metric at many points of several axes at once [points]."""
+    found = {metric: np.empty(len(next(iter(columns.values()))))}
     refused: dict[str, int] = {}
-    for here, row in zip(groups, distinct.tolist(), strict=True):
-        settings = {
-            one.spread.axis.name: int(value) if one.spread.axis.whole else value
-            for one, value in zip(planned, row, strict=True)
-        }
-        part = {name: values[here] for name, values in hardware.items()}
-        found[here] = scenario.prices(label, settings, part, (metric,), infeasible=refused)[metric]
-    if np.isnan(found).any():
+    fill_prices(scenario, scenario.policy(label), [columns], found, refused)
+    missing = int(np.isnan(found[metric]).sum())
+    if missing:
         why = f": {next(iter(refused))}" if refused else ""
         raise PerfModelError(
-            f"sobol: {label} has no value of {metric} at {int(np.isnan(found).sum())} of {count} samples{why};"
+            f"sobol: {label} has no value of {metric} at {missing} of {len(found[metric])} samples{why};"
             " narrow the ranges"
         )
-    return found
-
-
-def _is_hardware(one: _Drawn) -> bool:
-    return one.spread.axis.kind == "hardware"
+    return found[metric]
 
 
 def _intervals(samples: _Samples, seed: int) -> dict[str, NDArray[np.float64]]:
@@ -182,8 +154,30 @@ def _intervals(samples: _Samples, seed: int) -> dict[str, NDArray[np.float64]]:
     }
 
 
+def _sampling_notes(found: Mapping[str, NDArray[np.float64]], n: int) -> list[str]:
+    """What the size of the sample does to the shares."""
+    lowest, highest = (np.stack([found[f"{name}_{end}"] for name in ("first", "total")]) for end in ("low", "high"))
+    outside = bool((lowest < -_NEARLY).any() or (highest > 1.0 + _NEARLY).any())
+    widths = highest - lowest
+    if np.isnan(widths).all():
+        return []
+    notes = []
+    above = found["first"] > found["total"] + _NEARLY
+    if outside or above.any():
+        what = ["intervals reach beyond 0 or 1"] if outside else []
+        what += ["a share alone is above the one with interactions"] if above.any() else []
+        notes.append(f"{' and '.join(what)}: an error of sampling, which more base samples (--n) make smaller")
+    widest = float(np.nanmax(widths))
+    if widest > _WIDE:
+        # The width of an interval falls with the square root of the samples.
+        better = min(2**20, 2 ** math.ceil(math.log2(n * (widest / _WIDE) ** 2)))
+        advice = f"; --n {better} would make it about {_WIDE:g}" if better > n else ""
+        notes.append(f"the widest 95 % interval spans {widest:.2g} of the variance{advice}")
+    return notes
+
+
 def _dataset(
-    scenario: Scenario, metric: str, drawn: Sequence[_Drawn], samples: _Samples, n: int, seed: int
+    scenario: Scenario, metric: str, drawn: Sequence[Spread], samples: _Samples, n: int, seed: int
 ) -> xr.Dataset:
     import xarray as xr
 
@@ -194,22 +188,24 @@ def _dataset(
         name: (("policy", "key"), values, {"units": "1", "long_name": names[name.partition("_")[0]]})
         for name, values in found.items()
     }
+    described = described_by(scenario, "sobol", scenario.labels, [one.axis.name for one in drawn])
+    described["notes"] = json.dumps([*_sampling_notes(found, n), *json.loads(described["notes"])])
     both = np.concatenate((samples.a, samples.b), axis=1)
     unit = find_metric(metric).unit
     data["mean"] = ("policy", both.mean(axis=1), {"units": unit, "long_name": f"mean of {metric}"})
     data["variance"] = ("policy", both.var(axis=1), {"units": f"{unit}^2", "long_name": f"variance of {metric}"})
-    data["range"] = (("key", "end"), np.array([[one.spread.low, one.spread.high] for one in drawn]))
+    data["range"] = (("key", "end"), np.array([one.range[:2] for one in drawn]))
     return xr.Dataset(
         data,
         coords={
             "policy": np.array(scenario.labels, dtype=object),
-            "key": np.array([one.spread.axis.name for one in drawn], dtype=object),
+            "key": np.array([one.axis.name for one in drawn], dtype=object),
             "end": np.array(["low", "high"], dtype=object),
-            "unit": ("key", np.array([one.spread.axis.unit for one in drawn], dtype=object)),
-            "log": ("key", np.array([one.log for one in drawn])),
+            "unit": ("key", np.array([one.axis.unit for one in drawn], dtype=object)),
+            "log": ("key", np.array([one.range.log for one in drawn])),
         },
         attrs={
-            **described_by(scenario, "sobol", scenario.labels, [one.spread.axis.name for one in drawn]),
+            **described,
             "metric": metric,
             "n": n,
             "seed": seed,

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel.answers.provenance import described_by
 from perfmodel.evaluation import metric
 from perfmodel.reports import number, table
 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from perfmodel.answers import Solution
-    from perfmodel.scenario import Scenario
 
 _PROVENANCE = ("model", "system", "trace", "trace_source", "perfmodel_version", "weakest_source", "notes")
 #: Points of a front that are printed; all of them are in the JSON document and the saved file.
@@ -30,57 +27,28 @@ def _plain(value: Any) -> Any:
     return None if isinstance(plain, float) and not math.isfinite(plain) else plain
 
 
-def _origin(attrs: Any) -> dict[str, Any]:
+def provenance(attrs: Any) -> dict[str, Any]:
     """Provenance for JSON."""
     found = {name: _plain(attrs[name]) for name in _PROVENANCE if name in attrs}
     return {**found, "notes": json.loads(found.get("notes", "[]"))}
 
 
-def _footer(attrs: Any, extra: Iterable[str] = ()) -> list[str]:
-    origin = _origin(attrs)
+def footer(attrs: Any, extra: Iterable[str] = ()) -> list[str]:
+    """An empty line, notes, and what was priced."""
+    origin = provenance(attrs)
     place = f"{origin.get('model')} on {origin.get('system')}, routing {origin.get('trace')}"
     lines = [f"{place} ({origin.get('trace_source')}); weakest source of a number: {origin.get('weakest_source')}"]
     return ["", *(f"note: {note}" for note in (*extra, *origin["notes"])), *lines]
 
 
-def _with_unit(name: str, unit: str) -> str:
+def with_unit(name: str, unit: str) -> str:
+    """A name for the head of a column."""
     return name if unit in ("", "1") else f"{name} [{unit}]"
 
 
 def _text(value: Any, digits: int = 6) -> str:
     plain = _plain(value)
     return number(plain, digits) if plain is None or isinstance(plain, float) else str(plain)
-
-
-# ---- solve ----
-
-
-def provenance(scenario: Scenario, found: Solution) -> dict[str, Any]:
-    """What a solution rests on, for JSON; its own notes come first."""
-    origin = _origin(described_by(scenario, "solve", [found.policy], [found.axis]))
-    return {**origin, "notes": [*found.notes, *origin["notes"]]}
-
-
-def solution(found: Solution, scenario: Scenario) -> str:
-    """Where a target is met."""
-    unit = "" if found.unit == "1" else f" {found.unit}"
-    goal = f"{found.metric} {found.goal} {found.target:.6g} {found.metric_unit}"
-    rows = []
-    for one in found.crossings:
-        kind: str = one.kind
-        if one.beyond is not None:
-            there = "no plan" if one.reached_beyond is None else f"{one.reached_beyond:.6g}"
-            kind = f"step, {there} at {one.beyond:.10g}"
-        rows.append([f"{one.value:.10g}", f"{one.reached:.6g}", one.side, kind])
-    parts = [f"{found.policy}: {goal}, by {found.axis}", ""]
-    if rows:
-        header = (_with_unit(found.axis, found.unit), _with_unit(found.metric, found.metric_unit), "met", "crossing")
-        parts += [table(header, rows, left=0), ""]
-    ranges = ", ".join(f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}" for low, high in found.met)
-    everywhere = "everywhere: " if not rows else ""
-    parts.append(f"met {everywhere}at {ranges}{unit}; searched {found.low:g} to {found.high:g}{unit}")
-    attrs = described_by(scenario, "solve", [found.policy], [found.axis])
-    return "\n".join([*parts, *_footer(attrs, found.notes)])
 
 
 # ---- sensitivity ----
@@ -104,7 +72,14 @@ def tornado_data(found: xr.Dataset) -> dict[str, Any]:
     base = dict(zip(found.policy.values.tolist(), map(_plain, found.base.values), strict=True))
     lists = {name: json.loads(found.attrs[name]) for name in ("no_effect", "zero", "refused", "clipped")}
     unit = found.value.attrs["units"]
-    return {"metric": found.attrs["metric"], "unit": unit, "base": base, "keys": keys, **lists, **_origin(found.attrs)}
+    return {
+        "metric": found.attrs["metric"],
+        "unit": unit,
+        "base": base,
+        "keys": keys,
+        **lists,
+        **provenance(found.attrs),
+    }
 
 
 def tornado(found: xr.Dataset) -> str:
@@ -129,7 +104,7 @@ def tornado(found: xr.Dataset) -> str:
     if data["refused"]:
         names = ", ".join(data["refused"])
         extra.append(f"{names}: not changed alone ({next(iter(data['refused'].values()))})")
-    return "\n".join([*parts[:-1], *_footer(found.attrs, extra)])
+    return "\n".join([*parts[:-1], *footer(found.attrs, extra)])
 
 
 def sobol_data(found: xr.Dataset) -> dict[str, Any]:
@@ -148,7 +123,7 @@ def sobol_data(found: xr.Dataset) -> dict[str, Any]:
         for p, label in enumerate(labels)
     }
     attrs = {name: _plain(found.attrs[name]) for name in ("metric", "n", "seed")}
-    return {**attrs, "policies": moments, "keys": keys, **_origin(found.attrs)}
+    return {**attrs, "policies": moments, "keys": keys, **provenance(found.attrs)}
 
 
 def sobol(found: xr.Dataset) -> str:
@@ -172,7 +147,7 @@ def sobol(found: xr.Dataset) -> str:
         header = ("key", "range", "alone [1]", "95 %", "with interactions [1]", "95 %")
         parts += [title, table(header, rows, left=2), ""]
     extra = [f"shares of the variance from {data['n']} base samples, seed {data['seed']}"]
-    return "\n".join([*parts[:-1], *_footer(found.attrs, extra)])
+    return "\n".join([*parts[:-1], *footer(found.attrs, extra)])
 
 
 # ---- break-even ----
@@ -196,7 +171,7 @@ def break_even_data(found: xr.Dataset) -> dict[str, Any]:
         along = {further[0]: _plain(one[further[0]].values)} if further else {}
         lines.append({"along": along, "winner": str(one.winner.values) or None, "crossings": crossings})
     asked = {name: _plain(found.attrs[name]) for name in ("a", "b", "metric", "axis", "axis_units", "low", "high")}
-    return {**asked, "metric_unit": found.a.attrs["units"], "lines": lines, **_origin(found.attrs)}
+    return {**asked, "metric_unit": found.a.attrs["units"], "lines": lines, **provenance(found.attrs)}
 
 
 def break_even(found: xr.Dataset) -> str:
@@ -212,7 +187,7 @@ def break_even(found: xr.Dataset) -> str:
         for one in line["crossings"]:
             values = [_text(one["a"]), _text(one["b"])]
             rows.append([*first, f"{one['value']:.10g}", one["before"], one["after"], *values, one["kind"]])
-    header = [_with_unit(data["axis"], data["axis_units"]), "better below", "better above"]
+    header = [with_unit(data["axis"], data["axis_units"]), "better below", "better above"]
     header += [f"{name} [{unit}]" for name in ("a", "b")]
     columns = [*([] if further is None else [further]), *header, "crossing"]
     searched = f"{data['axis']} from {data['low']:g} to {data['high']:g}"
@@ -221,7 +196,7 @@ def break_even(found: xr.Dataset) -> str:
         body = f"no crossing: {_all_along(data['lines'][0]['winner'])}"
     else:
         body = table(columns, rows, left=1)
-    return "\n".join([title, "", body, *_footer(found.attrs)])
+    return "\n".join([title, "", body, *footer(found.attrs)])
 
 
 def _all_along(winner: str) -> str:
@@ -244,7 +219,7 @@ def pareto_data(found: xr.Dataset) -> dict[str, Any]:
     """A front for JSON."""
     objectives = json.loads(found.attrs["objectives"])
     units = {str(name): str(one.attrs.get("units", "")) for name, one in found.variables.items() if name != "point"}
-    return {"objectives": objectives, "units": units, "points": _points(found), **_origin(found.attrs)}
+    return {"objectives": objectives, "units": units, "points": _points(found), **provenance(found.attrs)}
 
 
 def pareto(found: xr.Dataset) -> str:
@@ -253,28 +228,36 @@ def pareto(found: xr.Dataset) -> str:
     axes = [str(name) for name in found.coords]
     names = [*axes, *(name for name in data["objectives"] if name not in axes)]
     shown = data["points"][:_MOST_ROWS]
-    header = [_with_unit(name, data["units"].get(name, "")) for name in names]
+    header = [with_unit(name, data["units"].get(name, "")) for name in names]
     goals = ", ".join(f"{goal} {name}" for name, goal in data["objectives"].items())
     lines = [f"{len(data['points'])} points, none beaten in all of: {goals}", ""]
     lines.append(table(header, ([_text(point[name]) for name in names] for point in shown)))
     left = len(data["points"]) - len(shown)
     extra = [f"{left} more points; see --json or -o"] if left else []
-    return "\n".join([*lines, *_footer(found.attrs, extra)])
+    return "\n".join([*lines, *footer(found.attrs, extra)])
 
 
 def best_data(found: xr.Dataset, name: str, where: str | None) -> dict[str, Any]:
     """The best point for JSON."""
     point = {str(one): _plain(found[one].values) for one in (*found.coords, *found.data_vars)}
     units = {str(one): str(value.attrs.get("units", "")) for one, value in found.variables.items()}
-    asked = {"metric": name, "where": where, "value": point[name], "unit": units[name]}
-    return {**asked, "point": point, "units": units, **_origin(found.attrs)}
+    any_value = json.loads(found.attrs.get("any", "[]"))
+    asked = {"metric": name, "where": where, "value": point[name], "unit": units[name], "any": any_value}
+    return {**asked, "point": point, "units": units, **provenance(found.attrs)}
 
 
 def best(found: xr.Dataset, name: str, where: str | None) -> str:
-    """The best point as a table."""
+    """The best point as a table; where any value of an axis is as good, the other metrics are those of the one here."""
     data = best_data(found, name, where)
     names: Sequence[str] = list(data["point"])
-    rows = [[one, _text(data["point"][one]), "" if data["units"][one] == "1" else data["units"][one]] for one in names]
+    rows = [
+        [
+            one,
+            f"any (here {_text(data['point'][one])})" if one in data["any"] else _text(data["point"][one]),
+            "" if data["units"][one] == "1" else data["units"][one],
+        ]
+        for one in names
+    ]
     condition = f" where {where}" if where else ""
     title = f"best {name}{condition}: {_text(data['value'])} {data['unit']}"
-    return "\n".join([title, "", table(("axis or metric", "value", "unit"), rows), *_footer(found.attrs)])
+    return "\n".join([title, "", table(("axis or metric", "value", "unit"), rows), *footer(found.attrs)])

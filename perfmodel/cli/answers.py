@@ -1,30 +1,26 @@
-"""Questions to a sweep or a scenario: ``pareto``, ``best``, ``sensitivity``, ``break-even`` and ``solve``."""
+"""Questions to a sweep or a scenario: ``pareto``, ``best``, ``sensitivity`` and ``break-even``."""
 
 import argparse
 from typing import Any
 
-from perfmodel.cli.base import add_command, add_scenario, check_folder, print_json, print_text, say
+from perfmodel.cli.base import add_command, add_scenario, print_json, print_text, quoted, say
 from perfmodel.errors import PerfModelError
 
 _MODEL = "mixtral-8x7b"
 _ONE = ("context-aware",)
+_WHERE = "such as 'tpot_p99_ms < 50 and gpu_memory_gb <= 80'; repeatable, all must hold"
 _TWO = ("context-aware:mean_bits=3", "hobbit")
 
 
 def add(commands: Any) -> None:
     """Add the commands."""
-    one = add_command(commands, "solve", "find the value of an axis at which a metric meets a target", _solve)
-    one.add_argument("--for", required=True, dest="axis", metavar="AXIS", help="what to find, any axis of numbers")
-    one.add_argument("--target", required=True, metavar="NAME=VALUE", help="such as tpot_ms=50 or tok_per_s=20")
-    one.add_argument("--low", type=float, metavar="X", help="low end of the search (default: the axis' own)")
-    one.add_argument("--high", type=float, metavar="X", help="high end of the search (default: the axis' own)")
-    _finish(one, f"one policy, by default {_ONE[0]}")
-
     one = add_command(
         commands, "sensitivity", "show what a metric depends on, one number at a time or all", _sensitivity
     )
     one.add_argument("--key", action="append", metavar="AXIS", help="repeatable (default: every hardware number)")
-    one.add_argument("--change", type=float, metavar="SHARE", help="relative change of every number (default 0.1)")
+    one.add_argument(
+        "--change", type=float, metavar="SHARE", help="relative change of every number, below 1 (default 0.1)"
+    )
     one.add_argument(
         "--range",
         action="append",
@@ -36,40 +32,57 @@ def add(commands: Any) -> None:
     one.add_argument("--n", type=int, metavar="N", help="with --sobol: base samples, a power of two (default 1024)")
     one.add_argument("--seed", type=int, metavar="N", help="with --sobol: seed of the samples (default 0)")
     one.add_argument("-o", "--out", metavar="FILE", help="also save the result (.nc, .zarr, .csv or .parquet)")
-    _finish(one, f"repeatable, by default {_ONE[0]}")
+    finish(one, f"repeatable, by default {_ONE[0]}")
 
     one = add_command(commands, "break-even", "find where one policy overtakes another along an axis", _break_even)
+    one.epilog = exit_codes("no value lets the two be compared") + " No crossing is an answer too: exit code 0."
     one.add_argument(
         "--axis", required=True, metavar="NAME[=LOW:HIGH]", help="axis of numbers, and the range to search"
     )
     one.add_argument("--along", metavar="NAME=VALUES", help="one search for each value of a further axis")
     one.add_argument("--metric", default="tpot_mean_s", metavar="NAME", help="metric (default %(default)s)")
     one.add_argument("-o", "--out", metavar="FILE", help="also save the result (.nc, .zarr, .csv or .parquet)")
-    _finish(one, f"given twice, by default {_TWO[0]} and {_TWO[1]}")
+    finish(one, f"given twice, by default {_TWO[0]} and {_TWO[1]}")
 
     one = add_command(commands, "pareto", "list the points of a sweep that no other point beats", _pareto)
+    one.epilog = exit_codes("no point meets the conditions")
     one.add_argument("dataset", metavar="DATASET", help="saved sweep (.nc or .zarr)")
-    one.add_argument("--minimise", action="append", metavar="A,B", help="metrics or axes that should be small")
-    one.add_argument("--maximise", action="append", metavar="A,B", help="metrics or axes that should be large")
+    small = "repeatable; metrics or axes that should be small"
+    large = "repeatable; metrics or axes that should be large"
+    one.add_argument("--minimise", "--minimize", action="append", metavar="A,B", help=small)
+    one.add_argument("--maximise", "--maximize", action="append", metavar="A,B", help=large)
+    one.add_argument("--where", action="append", metavar="EXPR", help=f"which points count, {_WHERE}")
     one.add_argument("-o", "--out", metavar="FILE", help="also save the points (.nc, .zarr, .csv or .parquet)")
     one.add_argument("--json", action="store_true", help="print one JSON document")
 
     one = add_command(commands, "best", "show the best point of a sweep, among those that meet a condition", _best)
+    one.epilog = exit_codes("no point meets the conditions")
     one.add_argument("dataset", metavar="DATASET", help="saved sweep (.nc or .zarr)")
     one.add_argument(
         "--metric", default="tpot_mean_s", metavar="NAME", help="what should be best (default %(default)s)"
     )
-    one.add_argument("--where", metavar="EXPR", help="such as 'tpot_p99_s < 0.05 and gpu_memory_bytes <= 8e10'")
+    way = one.add_mutually_exclusive_group()
+    way.add_argument(
+        "--maximise", "--maximize", action="store_true", help="more is better (default: as the metric says)"
+    )
+    way.add_argument("--minimise", "--minimize", action="store_true", help="less is better")
+    one.add_argument("--where", action="append", metavar="EXPR", help=f"condition, {_WHERE}")
     one.add_argument("--json", action="store_true", help="print one JSON document")
 
 
-def _finish(parser: argparse.ArgumentParser, policies: str) -> None:
+def exit_codes(nowhere: str) -> str:
+    """What the exit codes of a question mean."""
+    return f"Exit code: 0 with an answer, 1 if {nowhere} (a sentence on standard output says why), 2 after bad input."
+
+
+def finish(parser: argparse.ArgumentParser, policies: str) -> None:
     """Options of every question to a scenario."""
     add_scenario(parser, model=_MODEL, policies=policies)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
-def _scenario(options: argparse.Namespace, policies: tuple[str, ...]) -> Any:
+def scenario_of(options: argparse.Namespace, policies: tuple[str, ...]) -> Any:
+    """The scenario that the options describe; ``policies`` where they name none."""
     from perfmodel.scenario import Scenario
 
     return Scenario.of(
@@ -84,31 +97,21 @@ def _scenario(options: argparse.Namespace, policies: tuple[str, ...]) -> Any:
     )
 
 
-def _pair(option: str, text: str, form: str) -> tuple[str, str]:
+def pair(option: str, text: str, form: str) -> tuple[str, str]:
+    """Name and value of ``NAME=VALUE``."""
     name, equals, value = text.partition("=")
     if not (equals and name.strip() and value.strip()):
-        raise PerfModelError(f"{option}: found {text!r}, allowed {form}")
+        raise PerfModelError(f"{option}: found {quoted(text)}, allowed {form}")
     return name.strip(), value.strip()
 
 
-def _ends(scenario: Any, option: str, name: str, text: str) -> Any:
-    """Low and high end of an axis as written, with whether to go by factors."""
-    from perfmodel.sweeps.axes import Range, parse_values
-
-    axis = scenario.axis(name)
-    found = parse_values(text, axis)
-    if not isinstance(found, Range):
-        raise PerfModelError(f"{option} {name}: found {text!r}, allowed LOW:HIGH")
-    return found
-
-
-def _check_out(out: str | None) -> None:
-    """Refuse an output that cannot be written before any work is done."""
+def _check_out(out: str | None, made_from: str | None = None) -> None:
+    """Refuse an output that cannot be written, or would replace what it is made from, before any work is done."""
     if out is None:
         return
-    from perfmodel.sweeps.dataset import check_output
+    from perfmodel.sweeps.outputs import check_output
 
-    check_folder("-o", check_output(out).parent)
+    check_output(out, made_from)
 
 
 def _save(dataset: Any, out: str | None) -> None:
@@ -120,23 +123,10 @@ def _save(dataset: Any, out: str | None) -> None:
     say(f"wrote {out}")
 
 
-def _solve(options: argparse.Namespace) -> int:
-    from perfmodel.answers import solve
-    from perfmodel.cli import answer_reports as text
-
-    if options.policy is not None and len(options.policy) > 1:
-        raise PerfModelError(f"--policy: found {len(options.policy)}, allowed one; use break-even to compare two")
-    scenario = _scenario(options, _ONE)
-    found = solve(scenario, options.axis, options.target, low=options.low, high=options.high)
-    if options.json:
-        print_json({**found.to_dict(), **text.provenance(scenario, found)})
-    else:
-        print_text(text.solution(found, scenario))
-    return 0
-
-
 def _sensitivity(options: argparse.Namespace) -> int:
     from perfmodel.answers import sobol_indices, tornado
+    from perfmodel.answers.curve import numeric_axis
+    from perfmodel.answers.ranges import range_of
     from perfmodel.cli import answer_reports as text
 
     _check_out(options.out)
@@ -144,9 +134,9 @@ def _sensitivity(options: argparse.Namespace) -> int:
         raise PerfModelError("--n and --seed: allowed with --sobol only")
     if options.range and (options.change is not None or options.key):
         raise PerfModelError("--range: not allowed with --change or --key; it says which axes, and how far")
-    scenario = _scenario(options, _ONE)
-    pairs = [_pair("--range", one, "AXIS=LOW:HIGH[:log]") for one in options.range or ()]
-    ranges = {name: _ends(scenario, "--range", name, value) for name, value in pairs}
+    scenario = scenario_of(options, _ONE)
+    pairs = [pair("--range", one, "AXIS=LOW:HIGH[:log]") for one in options.range or ()]
+    ranges = {name: range_of(value, numeric_axis(scenario, name)) for name, value in pairs}
     if len(ranges) < len(pairs):
         raise PerfModelError("--range: an axis is given twice")
     change: Any = 0.1 if options.change is None else options.change
@@ -173,27 +163,16 @@ def _sensitivity(options: argparse.Namespace) -> int:
 def _break_even(options: argparse.Namespace) -> int:
     from perfmodel.answers import break_even
     from perfmodel.cli import answer_reports as text
-    from perfmodel.sweeps.axes import Range, parse_values
+    from perfmodel.scenario.inputs import without_options
 
     _check_out(options.out)
     if options.policy is not None and len(options.policy) != 2:
         raise PerfModelError(f"--policy: found {len(options.policy)}, allowed two policies to compare")
     # A policy is not named after an option that varies.
     varied = [one.partition("=")[0].strip() for one in (options.axis, options.along or "")]
-    by_bits = any(name in ("mean_bits", "policy.mean_bits") for name in varied)
-    scenario = _scenario(options, ("context-aware", _TWO[1]) if by_bits else _TWO)
-    axis: Any = options.axis
-    if "=" in options.axis:
-        name, written = _pair("--axis", options.axis, "NAME=LOW:HIGH")
-        ends = _ends(scenario, "--axis", name, written)
-        axis = (name, ends.low, ends.high)
-    along = None
-    if options.along is not None:
-        name, written = _pair("--along", options.along, "NAME=VALUES")
-        values = parse_values(written, scenario.axis(name))
-        if isinstance(values, Range):
-            raise PerfModelError(f"--along {name}: found {written!r}, allowed a list a,b,c or start:stop:count[:log]")
-        along = (name, values)
+    scenario = scenario_of(options, without_options(_TWO, varied))
+    axis: Any = options.axis if "=" not in options.axis else pair("--axis", options.axis, "NAME=LOW:HIGH")
+    along = None if options.along is None else pair("--along", options.along, "NAME=VALUES")
     found = break_even(scenario, axis, metric=options.metric, along=along)
     _save(found, options.out)
     if options.json:
@@ -208,13 +187,13 @@ def _pareto(options: argparse.Namespace) -> int:
     from perfmodel.cli import answer_reports as text
     from perfmodel.sweeps.dataset import open_dataset
 
-    _check_out(options.out)
+    _check_out(options.out, options.dataset)
     small, large = (
         [name.strip() for part in parts or () for name in part.split(",")]
         for parts in (options.minimise, options.maximise)
     )
     with open_dataset(options.dataset) as dataset:
-        found = pareto(dataset, small, large).load()
+        found = pareto(dataset, small, large, options.where).load()
     _save(found, options.out)
     if options.json:
         print_json(text.pareto_data(found))
@@ -225,13 +204,18 @@ def _pareto(options: argparse.Namespace) -> int:
 
 def _best(options: argparse.Namespace) -> int:
     from perfmodel.answers import best
+    from perfmodel.answers.grid import Grid
     from perfmodel.cli import answer_reports as text
     from perfmodel.sweeps.dataset import open_dataset
 
     with open_dataset(options.dataset) as dataset:
-        found = best(dataset, options.metric, options.where).load()
+        maximise = True if options.maximise else False if options.minimise else None
+        found = best(dataset, options.metric, options.where, maximise=maximise).load()
+        name = Grid(dataset).find(options.metric, "metric")
+    given = [" ".join(one.split()) for one in options.where or ()]
+    where = " and ".join(given if len(given) == 1 else [f"({one})" for one in given]) or None
     if options.json:
-        print_json(text.best_data(found, options.metric, options.where))
+        print_json(text.best_data(found, name, where))
     else:
-        print_text(text.best(found, options.metric, options.where))
+        print_text(text.best(found, name, where))
     return 0

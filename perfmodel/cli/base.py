@@ -9,19 +9,51 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import NoAnswerError, PerfModelError
 
-EXIT_BAD_INPUT = 2
+#: Exit codes: a question was understood and has no answer; it was not understood.
+EXIT_NO_ANSWER, EXIT_BAD_INPUT = 1, 2
+#: Letters of a message; the middle of a longer one is left out.
+_LONGEST = 1200
+
+
+def _once(action: type[argparse.Action]) -> type[argparse.Action]:
+    """A kind of option that may be given once only: a second value would silently replace the first."""
+
+    class Once(action):  # type: ignore[valid-type,misc]
+        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+            given = namespace.__dict__.setdefault(_GIVEN, set())
+            if self.option_strings and id(self) in given:
+                raise argparse.ArgumentError(self, "given twice, allowed: once")
+            given.add(id(self))
+            super().__call__(parser, namespace, values, option_string)
+
+    return Once
+
+
+_GIVEN = "_given"
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument errors in one line, like every other error; options are written in full."""
+    """Argument errors in one line, like every other error; options are written in full.
+
+    An option that is not repeatable (``action="append"``) is refused when it is given twice.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "allow_abbrev": False})
+        for name in (None, "store", "store_const", "store_true", "store_false"):
+            self.register("action", name, _once(self._registry_get("action", name)))
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_BAD_INPUT, f"{self.prog}: error: {one_line(message)} (see {self.prog} --help)\n")
+        # What was typed comes first in these messages, and what is allowed last.
+        self.exit(EXIT_BAD_INPUT, f"{self.prog}: error: {one_line(message, 400)} (see {self.prog} --help)\n")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # argparse takes ``--option=--`` for an option without its value, and hands over an empty list.
+        if action.option_strings and "--" in arg_strings:
+            self.error(f"argument {'/'.join(action.option_strings)}: found '--', allowed a value")
+        return super()._get_values(action, arg_strings)
 
 
 def add_command(
@@ -63,7 +95,7 @@ def add_scenario(
     parser.add_argument("--prompt", type=int, metavar="N", help="prompt tokens of every sequence (default: recorded)")
     parser.add_argument("--output", type=int, metavar="N", help="decode steps of every sequence (default: recorded)")
     parser.add_argument("--layers", choices=["cycle"], help="replay a trace that has another number of layers")
-    parser.add_argument("--loss", metavar="FILE", help="loss table (.npz, key losses [L, E, 4])")
+    parser.add_argument("--loss", "--losses", metavar="FILE", help="loss table (.npz, key losses [L, E, 4])")
 
 
 def default_policies(system: Any) -> list[str]:
@@ -76,9 +108,26 @@ def default_policies(system: Any) -> list[str]:
     return texts
 
 
-def one_line(message: object) -> str:
-    """A message without line breaks of any kind, which names of files and arguments may hold."""
-    return " ".join(str(message).split())
+def no_answer(error: NoAnswerError, *, as_json: bool) -> int:
+    """Say on standard output that a question has no answer, and why."""
+    if as_json:
+        print_json({"answer": None, "reason": str(error), **error.details})
+    else:
+        print_text(one_line(error))
+    return EXIT_NO_ANSWER
+
+
+def one_line(message: object, longest: int = _LONGEST) -> str:
+    """A message without line breaks of any kind, which names of files and arguments may hold, and never very long."""
+    text = " ".join(str(message).split())
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
+
+
+def quoted(text: str) -> str:
+    """An argument as it was typed, for messages; never long."""
+    found = ascii(text)
+    return found if len(found) <= 60 else f"{found[:57]}..."
 
 
 def print_text(text: str) -> None:

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from perfmodel import __version__
-from perfmodel.cli import answers, compare, plot, reproduce, specs, sweep
-from perfmodel.cli.base import EXIT_BAD_INPUT, Parser, one_line, say
-from perfmodel.errors import PerfModelError
+from perfmodel.cli import answers, compare, plot, reproduce, solve, specs, sweep
+from perfmodel.cli.base import EXIT_BAD_INPUT, Parser, no_answer, one_line, say
+from perfmodel.errors import NoAnswerError, PerfModelError
 
 
 def build_parser() -> Parser:
@@ -19,18 +19,25 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"perfmodel {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for group in (reproduce, compare, sweep, answers, plot, specs):
+    for group in (reproduce, compare, sweep, solve, answers, plot, specs):
         group.add(commands)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0, or 2 after bad input with one line on standard error."""
+    """Run one command.
+
+    The exit code is 0; 1 for a question without an answer, with a sentence on standard output; or 2 after bad input,
+    with one line on standard error.
+    """
     options = build_parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a character still gets the rest
     try:
-        code: int = options.run(options)
+        try:
+            code: int = options.run(options)
+        except NoAnswerError as error:
+            code = no_answer(error, as_json=getattr(options, "json", False))
         sys.stdout.flush()
     except PerfModelError as error:
         say(f"perfmodel: error: {one_line(error)}")
@@ -43,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"perfmodel: error: {error.filename2 or error.filename or 'output'}: {error.strerror or error}")
         return EXIT_BAD_INPUT
     except MemoryError:
-        say("perfmodel: error: not enough memory; use a shorter --output, fewer sequences or a smaller trace")
+        say("perfmodel: error: not enough memory; price fewer points, shorter workloads or a smaller trace at once")
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         say("perfmodel: interrupted")

@@ -4,21 +4,25 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli.base import add_command, check_folder, load_plots, say
+from perfmodel.cli.base import add_command, check_folder, load_plots, quoted, say
 from perfmodel.errors import PerfModelError
 from perfmodel.plots.sweep.kinds import KINDS, check_kind
 
 
 def add(commands: Any) -> None:
     """Add the command."""
-    one = add_command(commands, "plot", "draw a sweep that was saved as .nc or .zarr", _plot)
+    one = add_command(commands, "plot", "draw a sweep or an answer that was saved as .nc or .zarr", _plot)
     one.formatter_class = argparse.RawDescriptionHelpFormatter
     one.epilog = "kinds, and the options that each takes:\n" + "\n".join(
         f"  {name:<10} {kind.text}\n{'':13}{' '.join(f'--{option}' for option in kind.options)}"
         for name, kind in KINDS.items()
     )
     one.add_argument("kind", metavar="KIND", help=" | ".join(KINDS))
-    one.add_argument("dataset", metavar="DATASET", help="what sweep -o wrote; for tornado also sensitivity -o")
+    one.add_argument(
+        "dataset",
+        metavar="DATASET",
+        help="what sweep -o wrote, or an answer that was saved",
+    )
     one.add_argument("-o", "--out", metavar="FILE", help=".png, .svg or .pdf (default: DATASET-KIND.svg beside it)")
     one.add_argument("--x", metavar="AXIS", help="axis, or for pareto also a metric")
     one.add_argument("--y", metavar="AXIS", help="axis, or for pareto also a metric")
@@ -30,7 +34,7 @@ def add(commands: Any) -> None:
         "--at",
         action="append",
         metavar="NAME=VALUE,...",
-        help="hold axes that are not drawn at these values (default: their first ones, as the caption says)",
+        help="hold axes that are not drawn at these values (default: nearest the system's own)",
     )
 
 
@@ -64,10 +68,10 @@ def read_at(texts: list[str] | None) -> dict[str, str] | None:
             if equals and before.strip():
                 name = before.strip()
                 if name in found:
-                    raise PerfModelError(f"--at: {name} is given twice; allowed: one value for an axis")
+                    raise PerfModelError(f"--at: {quoted(name)} is given twice; allowed: one value for an axis")
                 found[name] = after.strip()
             elif name:
                 found[name] += f",{piece}"
             else:
-                raise PerfModelError(f"--at: found {text!r}, allowed NAME=VALUE,...")
+                raise PerfModelError(f"--at: found {quoted(text)}, allowed NAME=VALUE,...")
     return found

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli.base import add_command, add_scenario, print_json, print_text, say
+from perfmodel.cli.base import add_command, add_scenario, print_json, print_text, quoted, say
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
@@ -15,10 +15,14 @@ _EPILOG = """\
 VALUES is a list a,b,c or a range start:stop:count[:log] with both ends included; with --sample also low:high[:log].
 Axes are any number of the system spec (link.bandwidth_gb_per_s), any option of the policies (policy.mean_bits), and
 policy, workload.prompt, workload.output, model, trace, system, loss. Policies and files may be separated
-by ';' instead.
+by ';' instead; a text that ends in ';' is a single one.
 """
 #: Options that are called like the parameters of `perfmodel.sweep`.
 _SAME_NAMES = ("model", "system", "trace", "policy", "prompt", "output", "layers", "zip", "cases", "sample", "dtype")
+#: Options that say nothing about the scenario.
+_NOT_LISTED = (
+    "axis", "zip", "cases", "sample", "metric", "dtype", "out", "resume", "overwrite", "dask", "threads", "memory_gb",
+)  # fmt: skip
 #: Attributes that hold JSON.
 _JSON = ("request", "scenario", "hashes", "policies", "infeasible", "notes")
 
@@ -38,7 +42,11 @@ def add(commands: Any) -> None:
     one.add_argument("--dtype", choices=["float64", "float32"], help="of the result (default float64)")
     one.add_argument("-o", "--out", metavar="OUT", help="write the dataset (.zarr, .nc, .csv or .parquet)")
     one.add_argument("--resume", action="store_true", help="go on with an unfinished .zarr output")
-    one.add_argument("--overwrite", action="store_true", help="throw an unfinished .zarr output away")
+    one.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="throw an unfinished .zarr output away (a finished sweep is replaced like any other output file)",
+    )
     one.add_argument(
         "--dask",
         nargs="?",
@@ -47,29 +55,14 @@ def add(commands: Any) -> None:
         help="price on a Dask scheduler, or without ADDRESS in worker processes here",
     )
     one.add_argument("--threads", type=int, metavar="N", help="threads or worker processes (default: one a core)")
-    one.add_argument("--memory-gb", type=float, default=1.0, metavar="G", help="for blocks in work (default 1)")
+    one.add_argument("--memory-gb", type=float, metavar="G", help="for blocks in work (default 1)")
     one.add_argument("--quiet", action="store_true", help="no progress bar")
     one.add_argument("--json", action="store_true", help="print the summary as one JSON document")
     one.add_argument("--list-axes", action="store_true", help="list every axis of this scenario, and stop")
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    given = {
-        name: getattr(options, name)
-        for name in (
-            "model",
-            "system",
-            "trace",
-            "policy",
-            "prompt",
-            "output",
-            "layers",
-            "zip",
-            "cases",
-            "sample",
-            "dtype",
-        )
-    }
+    given = {name: getattr(options, name) for name in _SAME_NAMES}
     given |= {"losses": options.loss, "metrics": options.metric, "axes": _axes(options.axis)}
     given = {name: value for name, value in given.items() if value not in (None, {})}
     if options.list_axes:
@@ -85,7 +78,7 @@ def _sweep(options: argparse.Namespace) -> int:
         overwrite=options.overwrite,
         dask=options.dask,
         threads=options.threads,
-        memory_gb=options.memory_gb,
+        memory_gb=1.0 if options.memory_gb is None else options.memory_gb,
         progress=False if options.quiet else None,
     )
     if options.json:
@@ -103,9 +96,9 @@ def _axes(texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, equals, values = (part.strip() for part in text.partition("="))
         if not name or not equals:
-            raise PerfModelError(f"--axis: found {text!r}, allowed NAME=VALUES, such as link.latency_us=0.5,1,2")
+            raise PerfModelError(f"--axis: found {quoted(text)}, allowed NAME=VALUES, such as link.latency_us=0.5,1,2")
         if name in axes:
-            raise PerfModelError(f"--axis {name}: given twice; allowed: every axis once")
+            raise PerfModelError(f"--axis {quoted(name)}: given twice; allowed: every axis once")
         axes[name] = values
     return axes
 
@@ -114,11 +107,11 @@ def _list_axes(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     from perfmodel.scenario import Scenario
     from perfmodel.sweeps.request import Request
 
-    if options.file is not None:
-        scenario = Request.load(options.file, **given).scenario
-    else:
-        names = ("model", "system", "trace", "policy")
-        scenario = Scenario.of(**{name: given[name] for name in names if name in given})
+    unused = [name for name in _NOT_LISTED if getattr(options, name)]
+    if unused:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+        raise PerfModelError(f"--list-axes: not allowed with {names}; it lists what could be varied, and stops")
+    scenario = Scenario.of(**given) if options.file is None else Request.load(options.file, **given).scenario
     axes = scenario.axes()
     if options.json:
         print_json([axis._asdict() for axis in axes])
@@ -156,7 +149,7 @@ def _text(dataset: "xr.Dataset") -> str:
     found = ranges(dataset)
     rows = []
     for one in found:
-        best = ", ".join(f"{name}={_value(value)}" for name, value in one.best.items())
+        best = ", ".join(f"{name}={'any' if name in one.any else _value(value)}" for name, value in one.best.items())
         rows.append(
             [one.policy or "", one.metric, one.unit, number(one.low), number(one.high), one.better, best or "-"]
         )

@@ -3,6 +3,7 @@
 import difflib
 
 from perfmodel.errors import PolicyError
+from perfmodel.hardware.base import shown
 from perfmodel.policies.base import Executor, Plan, PlanInputs, Policy, WorkClass, parse_options
 from perfmodel.policies.context_aware import ABLATIONS, ContextAware, Static
 from perfmodel.policies.hobbit import Hobbit
@@ -19,12 +20,14 @@ def parse_policy(text: str) -> Policy:
     ------
     PolicyError : unknown name or option, or a value out of range.
     """
+    if not isinstance(text, str):
+        raise PolicyError(f"policy: found {shown(text)}, allowed a text such as context-aware:mean_bits=2")
     name, _, options = text.partition(":")
     kind = POLICIES.get(name.strip())
     if kind is None:
-        close = difflib.get_close_matches(name, POLICIES, n=1)
+        close = difflib.get_close_matches(name[:80], POLICIES, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise PolicyError(f"policy: found {name!r}, allowed {', '.join(POLICIES)}{hint}")
+        raise PolicyError(f"policy: found {shown(name)}, allowed {', '.join(POLICIES)}{hint}")
     return parse_options(kind, options)
 
 

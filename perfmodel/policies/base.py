@@ -19,6 +19,7 @@ from perfmodel import placement
 from perfmodel.bitwidth import LossTable
 from perfmodel.errors import PolicyError
 from perfmodel.hardware import System
+from perfmodel.hardware.base import shown
 from perfmodel.model import MoEModel
 from perfmodel.point import link_bytes_per_s, ndp_bytes_per_s
 from perfmodel.routing import Replay, statistics
@@ -27,6 +28,8 @@ Overlap = Literal["max", "sum"]
 PrefillMode = Literal["ndp", "fetch", "balanced"]
 Rounding = Literal["nearest", "floor", "ceil"]
 
+#: Upper end of an option that counts experts: as many as a layer has.
+EXPERTS = "E"
 #: Hardware keys that every plan reads: weights must fit, and the default placement is what fits.
 CAPACITY_KEYS = ("gpu.memory_capacity_gb", "ndp.capacity_gb", "cpu.memory_capacity_gb")
 #: Hardware keys that `split_count` reads.
@@ -145,9 +148,17 @@ class OptionInfo(NamedTuple):
     meaning: str
 
 
-def option(default: Any, meaning: str, allowed: str = "") -> Any:
-    """Dataclass field of a policy option with its meaning and, in words, its allowed values."""
-    return dataclasses.field(default=default, metadata={"meaning": meaning, "allowed": allowed})
+def option(
+    default: Any, meaning: str, allowed: str = "", *, low: float | None = None, high: float | str | None = None
+) -> Any:
+    """Dataclass field of a policy option.
+
+    meaning : in a few words. allowed : the values in words, where their type and the limits do not say it.
+    low, high : smallest and largest number; `EXPERTS` stands for the number of experts of a layer. Other options may
+    narrow them further, which is for the policy to check.
+    """
+    metadata = {"meaning": meaning, "allowed": allowed, "low": low, "high": high}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -160,13 +171,31 @@ class Policy(ABC):
     needs_ndp: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse values of the wrong type; every policy adds its ranges."""
+        """Refuse values of the wrong type or beyond their limits; a policy adds what its options say together."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if not _fits(value, field.type):
-                raise PolicyError(
-                    f"policy {self.name}: option {field.name}: found {value!r}, allowed {_allowed(field)}"
-                )
+            if isinstance(value, np.generic):
+                value = value.item()
+                object.__setattr__(self, field.name, value)
+            self.check_option(field, value)
+
+    @classmethod
+    def check_option(cls, field: "dataclasses.Field[Any]", value: Any) -> None:
+        """Refuse a value of one option, whatever the other options are.
+
+        Raises
+        ------
+        PolicyError : the wrong type, or a number beyond the limits of the option.
+        """
+        low, high = field.metadata["low"], field.metadata["high"]
+        fits = _fits(value, field.type)
+        number = fits and isinstance(value, int | float)
+        if not fits or (
+            number and ((low is not None and value < low) or (isinstance(high, int | float) and value > high))
+        ):
+            raise PolicyError(
+                f"policy {cls.name}: option {field.name}: found {shown(value)}, allowed {_allowed(field)}"
+            )
 
     @abstractmethod
     def plan(self, inputs: PlanInputs) -> Plan:
@@ -222,7 +251,14 @@ def _fits(value: Any, kind: Any) -> bool:
 
 def _allowed(field: "dataclasses.Field[Any]") -> str:
     choices = _choices(field.type)
-    return " | ".join(map(str, choices)) if choices else str(field.metadata["allowed"])
+    if choices or field.metadata["allowed"]:
+        return " | ".join(map(str, choices)) if choices else str(field.metadata["allowed"])
+    ends = (field.metadata["low"], field.metadata["high"])
+    low, high = (f"{end:g}" if isinstance(end, int | float) else end for end in ends)
+    words = (
+        f"{low} to {high}" if low and high else f"{low} or more" if low else f"at most {high}" if high else "a value"
+    )
+    return f"{words} | auto" if isinstance(field.type, UnionType) and type(None) in get_args(field.type) else words
 
 
 def _convert(policy: str, field: "dataclasses.Field[Any]", text: str) -> Any:
@@ -242,7 +278,7 @@ def _convert(policy: str, field: "dataclasses.Field[Any]", text: str) -> Any:
                 continue
             if not isinstance(value, float) or math.isfinite(value):
                 return value
-    raise PolicyError(f"policy {policy}: option {field.name}: found {text!r}, allowed {_allowed(field)}")
+    raise PolicyError(f"policy {policy}: option {field.name}: found {shown(text)}, allowed {_allowed(field)}")
 
 
 def parse_options(kind: type[Policy], text: str) -> Policy:
@@ -257,12 +293,12 @@ def parse_options(kind: type[Policy], text: str) -> Policy:
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals:
-            raise PolicyError(f"policy {kind.name}: found {item!r}, allowed key=value pairs joined by commas")
+            raise PolicyError(f"policy {kind.name}: found {shown(item)}, allowed key=value pairs joined by commas")
         if key not in fields:
             close = difflib.get_close_matches(key, fields, n=3)
             hint = f"; did you mean {', '.join(close)}?" if close else ""
             raise PolicyError(
-                f"policy {kind.name}: unknown option {key!r}, allowed {', '.join(fields) or 'none'}{hint}"
+                f"policy {kind.name}: unknown option {shown(key)}, allowed {', '.join(fields) or 'none'}{hint}"
             )
         if key in values:
             raise PolicyError(f"policy {kind.name}: option {key} is given twice")

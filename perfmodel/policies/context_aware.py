@@ -25,6 +25,7 @@ from perfmodel.errors import PolicyError
 from perfmodel.kernels.picks import look_up
 from perfmodel.placement import Norm
 from perfmodel.policies.base import (
+    EXPERTS,
     SPLIT_KEYS,
     ClassTable,
     Executor,
@@ -52,25 +53,25 @@ BUNDLED_LOSSES = "tiny-mixtral-32l-losses"
 class _PlacedExperts(Policy):
     """What context-aware and static placement share: hot experts on the GPU, cold ones in place at few bits."""
 
-    mean_bits: float = option(3.0, "mean bits of the near-data experts of a layer", "1 to 4")
+    mean_bits: float = option(3.0, "mean bits of the near-data experts of a layer", low=1, high=4)
     gpu_experts: int | None = option(
         None,
         "experts per layer on the GPU; auto: published count, else the largest up to E/2 that fits",
-        "0 to E | auto",
+        low=0,
+        high=EXPERTS,
     )
     selector: Selector = option(
         "prefix", "prefix: chosen by the bitwidth search; uniform: mean_bits for all; full: stored precision"
     )
-    alpha: float = option(0.5, "share of selection counts in the importance, the rest being routing weights", "0 to 1")
+    alpha: float = option(
+        0.5, "share of selection counts in the importance, the rest being routing weights", low=0, high=1
+    )
     norm: Norm = option("sum", "how counts and weights are normalised within a layer")
     overlap: Overlap = option("max", "GPU and near-data sides of a decode layer at the same time, or in turn")
     prefill: PrefillMode = option("ndp", "where the prefill runs its experts")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "mean_bits", 1.0 <= self.mean_bits <= 4.0, "1 to 4")
-        require(self, "alpha", 0.0 <= self.alpha <= 1.0, "0 to 1")
-        require(self, "gpu_experts", self.gpu_experts is None or self.gpu_experts >= 0, "0 to E, or auto")
         whole = self.selector != "uniform" or float(self.mean_bits).is_integer()
         require(self, "mean_bits", whole, "a whole number with selector=uniform")
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from perfmodel.errors import PolicyError
 from perfmodel.kernels.cache import MISS_HIGH, MISS_LOW, mixed_cache
 from perfmodel.policies.base import (
+    EXPERTS,
     ClassTable,
     Executor,
     Plan,
@@ -64,21 +65,18 @@ class Hobbit(Policy):
     needs_ndp: ClassVar[bool] = False
 
     split: Split = option("published", "published shares of the picks, or thresholds on the trace's own weights")
-    t1: float = option(0.6, "with split=gates: largest s copied at high precision", "0 to 1")
-    t2: float = option(0.9, "with split=gates: largest s copied at low precision", "t1 to 1")
-    low_bits: float = option(4.0, "bits of the low-precision copies; high precision is the stored one", "1 to 16")
-    cache_high: int = option(0, "high-precision experts a layer kept on the GPU", "0 to E")
-    cache_low: int = option(0, "low-precision experts a layer kept on the GPU", "0 to E")
-    prefetch_accuracy: float = option(0.0, "share of misses copied a layer ahead; 0 switches prefetch off", "0 to 1")
+    t1: float = option(0.6, "with split=gates: largest s copied at high precision", low=0, high=1)
+    t2: float = option(0.9, "with split=gates: largest s copied at low precision", "t1 to 1", low=0, high=1)
+    low_bits: float = option(4.0, "bits of the low-precision copies; high precision is the stored one", low=1, high=16)
+    cache_high: int = option(0, "high-precision experts a layer kept on the GPU", low=0, high=EXPERTS)
+    cache_low: int = option(0, "low-precision experts a layer kept on the GPU", low=0, high=EXPERTS)
+    prefetch_accuracy: float = option(
+        0.0, "share of misses copied a layer ahead; 0 switches prefetch off", low=0, high=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "t1", 0.0 <= self.t1 <= 1.0, "0 to 1")
         require(self, "t2", self.t1 <= self.t2 <= 1.0, f"t1={self.t1:g} to 1")
-        require(self, "low_bits", 1.0 <= self.low_bits <= 16.0, "1 to 16")
-        require(self, "cache_high", self.cache_high >= 0, "0 or more")
-        require(self, "cache_low", self.cache_low >= 0, "0 or more")
-        require(self, "prefetch_accuracy", 0.0 <= self.prefetch_accuracy <= 1.0, "0 to 1")
 
     def _wanted(self, inputs: PlanInputs, assigned: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Precision each pick is copied at on a miss [T, L, k]."""

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from perfmodel.kernels.cache import lru_hits
 from perfmodel.policies.base import (
+    EXPERTS,
     SPLIT_KEYS,
     ClassTable,
     Executor,
@@ -51,13 +52,14 @@ class Monde(Policy):
     source: ClassVar[str] = "arXiv 2405.18832; readings argued from arXiv 2512.04476"
 
     reading: Reading = option("one", "how many of a layer's picks are copied to the GPU in a decode step")
-    resident: int = option(0, "with reading=one: experts a layer that stay on the GPU after a copy (LRU)", "0 to E")
+    resident: int = option(
+        0, "with reading=one: experts a layer that stay on the GPU after a copy (LRU)", low=0, high=EXPERTS
+    )
     rounding: Rounding = option("nearest", "with reading=balance: how the split becomes a whole number")
     prefill: PrefillMode = option("ndp", "where the prefill runs its experts")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "resident", self.resident >= 0, "0 or more")
         require(self, "resident", self.resident == 0 or self.reading == "one", "0 unless reading=one")
 
     @property

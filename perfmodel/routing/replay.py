@@ -167,9 +167,9 @@ def _check_size(trace: RoutingTrace, tokens: int, layers: int) -> None:
 
 
 def _on_layers(
-    trace: RoutingTrace, target: int | Sequence[int] | None, layers: str | None
+    trace: RoutingTrace, target: int | Sequence[int] | None, layers: object
 ) -> tuple[RoutingTrace, list[str]]:
-    if layers not in (None, "cycle"):
+    if layers is not None and not (isinstance(layers, str) and layers == "cycle"):
         raise TraceError(f"unknown layer mapping {shown(layers)}, allowed is 'cycle'")
     if target is None:
         return trace, []

@@ -1,19 +1,15 @@
-"""Everything a point may vary, by dotted name: what each axis means and which values it takes."""
+"""Everything a point may vary, by dotted name, and what each axis means."""
 
 import dataclasses
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
 from types import UnionType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
-
-import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.errors import PerfModelError, SpecError
 from perfmodel.hardware import System
 from perfmodel.hardware.base import shown, suggestion
-from perfmodel.policies import Policy
+from perfmodel.policies import POLICIES, Policy
+from perfmodel.policies.base import EXPERTS
 
 Kind = Literal["hardware", "option", "policy", "workload", "model", "trace", "system", "loss"]
 
@@ -21,8 +17,6 @@ Kind = Literal["hardware", "option", "policy", "workload", "model", "trace", "sy
 LISTING = "`perfmodel sweep --list-axes` shows all axes"
 #: What a text stands for where an option is chosen automatically.
 AUTO = "auto"
-#: Numbers beyond this are no longer told apart from their neighbours.
-_LARGEST = 2.0**53
 _PARTS = {"gpu": "GPU", "link": "link", "ndp": "near-data", "cpu": "CPU"}
 _UNIT_SUFFIXES = ("_tflop_per_s", "_gb_per_s", "_gb", "_kb", "_us", "_ns", "_ghz", "_mhz")
 
@@ -36,7 +30,7 @@ class AxisInfo(NamedTuple):
     unit : unit of the values ("1" for pure numbers, "" for words).
     low, high : smallest and largest allowed value, None where the range depends on other inputs or has no end.
     whole : whether values must be whole numbers. numeric : whether values are numbers at all.
-    choices : allowed words, empty where any name or number may stand.
+    choices : allowed words; empty where any name or number may stand. Numbers may have some beside them (``auto``).
     meaning : a few words for labels.
     """
 
@@ -53,15 +47,16 @@ class AxisInfo(NamedTuple):
     @property
     def allowed(self) -> str:
         """The allowed values in words."""
-        if self.choices:
+        if self.choices and not self.numeric:
             return " | ".join(self.choices)
         if not self.numeric:
             return "names or paths" if self.kind != "policy" else "policies such as context-aware:mean_bits=3"
         what = "whole numbers" if self.whole else "numbers"
         unit = "" if self.unit in ("", "1") else f" {self.unit}"
+        words = "".join(f" | {word}" for word in self.choices)
         if self.low is not None and self.high is not None:
-            return f"{what} from {self.low:.9g} to {self.high:.9g}{unit}"
-        return f"{what} from {self.low:.9g}{unit}" if self.low is not None else what
+            return f"{what} from {self.low:.9g} to {self.high:.9g}{unit}{words}"
+        return f"{what} from {self.low:.9g}{unit}{words}" if self.low is not None else f"{what}{words}"
 
 
 def _words(name: str, kind: Kind, meaning: str, choices: tuple[str, ...] = ()) -> AxisInfo:
@@ -85,11 +80,14 @@ FIXED_AXES = {
 FILES = ("model", "trace", "system", "loss")
 
 
-def all_axes(system: System, policies: Sequence[Policy]) -> tuple[AxisInfo, ...]:
-    """Every axis of a system and policies: files, workload, options, then the numbers of the hardware."""
+def all_axes(system: System, policies: Sequence[Policy], experts: int) -> tuple[AxisInfo, ...]:
+    """Every axis of a system and policies: files, workload, options, then the numbers of the hardware.
+
+    experts : of a layer of the model, which limits some options.
+    """
     options = dict.fromkeys(f.name for policy in policies for f in dataclasses.fields(policy))
     hardware = [_hardware(system, key) for key in _settable(system)]
-    return (*FIXED_AXES.values(), *(_option(policies, name) for name in options), *hardware)
+    return (*FIXED_AXES.values(), *(_option(policies, name, experts) for name in options), *hardware)
 
 
 def _settable(system: System) -> list[str]:
@@ -106,7 +104,7 @@ def _settable(system: System) -> list[str]:
     return found
 
 
-def axis_info(system: System, policies: Sequence[Policy], name: object) -> AxisInfo:
+def axis_info(system: System, policies: Sequence[Policy], experts: int, name: object) -> AxisInfo:
     """The axis of a name; options and workload lengths may be given without their prefix.
 
     Raises
@@ -120,20 +118,30 @@ def axis_info(system: System, policies: Sequence[Policy], name: object) -> AxisI
     options = {f.name for policy in policies for f in dataclasses.fields(policy)}
     option = text.removeprefix("policy.")
     if option in options:
-        return _option(policies, option)
+        return _option(policies, option, experts)
     settable = _settable(system)
     if text in settable:
         return _hardware(system, text)
+    why = _why_not(system, policies, text)
     names = [*FIXED_AXES, *(f"policy.{one}" for one in sorted(options)), *settable]
-    raise PerfModelError(f"axis {shown(name)}: {_why_not(system, policies, text)}{suggestion(text, names)}; {LISTING}")
+    # A name that exists elsewhere is no slip of the pen.
+    close = "" if option in _all_options() else suggestion(text, names)
+    raise PerfModelError(f"axis {shown(name)}: {why}{close}; {LISTING}")
+
+
+def _all_options() -> set[str]:
+    """Options of every policy there is."""
+    return {field.name for kind in POLICIES.values() for field in dataclasses.fields(kind)}
 
 
 def _why_not(system: System, policies: Sequence[Policy], name: str) -> str:
     """What is wrong with the name of an axis that does not exist."""
     part, _, inner = name.partition(".")
-    if part == "policy":
+    having = [kind.name for kind in POLICIES.values() if has_option(kind, name.removeprefix("policy."))]
+    if part == "policy" or having:
         kinds = ", ".join(dict.fromkeys(policy.name for policy in policies))
-        return f"none of the policies ({kinds}) has this option"
+        others = f"; {' and '.join(having)} {'has' if len(having) == 1 else 'have'} it" if having else ""
+        return f"none of the policies ({kinds}) has this option{others}"
     if part in _PARTS and inner:
         spec = getattr(system, part)
         if spec is None:
@@ -153,23 +161,31 @@ def _hardware(system: System, key: str) -> AxisInfo:
     return AxisInfo(key, "hardware", limits.unit, limits.low, limits.high, limits.whole, True, (), meaning)
 
 
-def _kinds(field: "dataclasses.Field[Any]") -> tuple[Any, ...]:
+def kinds_of(field: "dataclasses.Field[Any]") -> tuple[Any, ...]:
     return get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
 
 
-def _fields(policies: Iterable[Policy], name: str) -> list[tuple[Policy, "dataclasses.Field[Any]"]]:
+def fields_of(policies: Iterable[Policy], name: str) -> list[tuple[Policy, "dataclasses.Field[Any]"]]:
     return [(policy, f) for policy in policies for f in dataclasses.fields(policy) if f.name == name]
 
 
-def _option(policies: Sequence[Policy], name: str) -> AxisInfo:
-    _, field = _fields(policies, name)[0]
-    kinds = _kinds(field)
+def _option(policies: Sequence[Policy], name: str, experts: int) -> AxisInfo:
+    having = fields_of(policies, name)
+    _, field = having[0]
+    kinds = kinds_of(field)
     meaning = str(field.metadata["meaning"])
     if get_origin(field.type) is Literal:
         return _words(f"policy.{name}", "option", meaning, tuple(map(str, get_args(field.type))))
     numeric = bool({int, float} & set(kinds))
+    if not numeric:
+        return _words(f"policy.{name}", "option", meaning)
+    lows = [one.metadata["low"] for _, one in having if one.metadata["low"] is not None]
+    highs = [one.metadata["high"] for _, one in having if one.metadata["high"] is not None]
+    low = max(map(float, lows), default=None)
+    high = min((float(experts if one == EXPERTS else one) for one in highs), default=None)
     unit = "bit" if name.endswith("bits") else "1"
-    return AxisInfo(f"policy.{name}", "option", unit if numeric else "", None, None, int in kinds, numeric, (), meaning)
+    words = (AUTO,) if type(None) in kinds else ()
+    return AxisInfo(f"policy.{name}", "option", unit, low, high, int in kinds, True, words, meaning)
 
 
 def with_options(policy: Policy, options: Mapping[str, Any]) -> Policy:
@@ -183,113 +199,21 @@ def with_options(policy: Policy, options: Mapping[str, Any]) -> Policy:
     for field in dataclasses.fields(policy):
         if field.name in options:
             value = options[field.name]
-            if value == AUTO and type(None) in _kinds(field):
+            if value == AUTO and type(None) in kinds_of(field):
                 value = None
             changed[field.name] = value
     return dataclasses.replace(policy, **changed) if changed else policy
 
 
-def has_option(policy: Policy, name: str) -> bool:
-    """Whether a policy has an option."""
+def matching(name: object, known: Iterable[str]) -> str | None:
+    """The known name that is meant: the same, or the only one with this last part (``mean_bits``); else None."""
+    names = list(known)
+    if name in names:
+        return str(name)
+    ending = [one for one in names if one.rpartition(".")[2] == name]
+    return ending[0] if len(ending) == 1 else None
+
+
+def has_option(policy: Policy | type[Policy], name: str) -> bool:
+    """Whether a policy, or a kind of policies, has an option."""
     return any(field.name == name for field in dataclasses.fields(policy))
-
-
-def clean(info: AxisInfo, values: object, policies: Sequence[Policy]) -> NDArray[Any]:
-    """Values of an axis as one checked array: float64 or int64 for numbers, objects for words and mixtures.
-
-    Files and policies are only checked to be texts here.
-
-    Raises
-    ------
-    PerfModelError : no values, or one of the wrong type or out of range, with axis, value and what is allowed.
-    """
-    listed = _listed(values)
-    if len(listed) == 0:
-        raise PerfModelError(f"axis {info.name}: no values; allowed {info.allowed}")
-    if info.kind == "option":
-        return _clean_options(info, listed, policies)
-    if info.numeric:
-        return _clean_numbers(info, listed)
-    return np.array([_text(info, value) for value in listed], dtype=object)
-
-
-def _listed(values: object) -> Any:
-    """A sequence of the values; a single value counts as a sequence of one."""
-    if isinstance(values, np.ndarray):
-        return values.reshape(-1)
-    if isinstance(values, str | bytes | os.PathLike | Policy) or not isinstance(values, Iterable):
-        return [values]
-    return list(values)
-
-
-def _refuse(info: AxisInfo, value: object, index: int | None = None) -> PerfModelError:
-    where = "" if index is None else f"value {index + 1}: "
-    return PerfModelError(f"axis {info.name}: {where}found {shown(value)}, allowed {info.allowed}")
-
-
-def _clean_numbers(info: AxisInfo, listed: Any) -> NDArray[Any]:
-    if not (isinstance(listed, np.ndarray) and listed.dtype.kind in "iuf"):
-        for i, value in enumerate(listed):
-            if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
-                raise _refuse(info, _plain(value), i)
-    try:
-        numbers = np.asarray(listed, dtype=np.float64)
-    except (OverflowError, ValueError, TypeError):
-        raise PerfModelError(f"axis {info.name}: found a number beyond all limits, allowed {info.allowed}") from None
-    wrong = ~np.isfinite(numbers)
-    if info.low is not None:
-        wrong |= numbers < info.low
-    if info.high is not None:
-        wrong |= numbers > info.high
-    if info.whole:
-        wrong |= (numbers != np.rint(numbers)) | (np.abs(numbers) > _LARGEST)
-    if wrong.any():
-        i = int(np.flatnonzero(wrong)[0])
-        raise _refuse(info, _plain(listed[i]), i)
-    return numbers.astype(np.int64) if info.whole else numbers
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _clean_options(info: AxisInfo, listed: Any, policies: Sequence[Policy]) -> NDArray[Any]:
-    name = info.name.removeprefix("policy.")
-    having = _fields(policies, name)
-    known: dict[tuple[type, Any], Any] = {}
-    found = []
-    for i, raw in enumerate(listed):
-        value = AUTO if raw is None else _plain(raw)
-        if isinstance(value, bool) or not isinstance(value, str | Real):
-            raise _refuse(info, value, i)
-        if (type(value), value) not in known:
-            known[type(value), value] = _one_option(info, value, having, i)
-        found.append(known[type(value), value])
-    if any(isinstance(value, str) for value in found):
-        return np.array(found, dtype=object)
-    return np.array(found, dtype=np.int64 if info.whole else np.float64)
-
-
-def _one_option(
-    info: AxisInfo, value: Any, having: Sequence[tuple[Policy, "dataclasses.Field[Any]"]], index: int
-) -> Any:
-    if not isinstance(value, str) and info.numeric:
-        if not abs(value) <= _LARGEST or (info.whole and value != round(value)):
-            raise _refuse(info, value, index)
-        value = int(float(value)) if info.whole else float(value)
-    for policy, _ in having:
-        try:
-            with_options(policy, {info.name.removeprefix("policy."): value})
-        except PerfModelError as error:
-            raise PerfModelError(f"axis {info.name}: {error}") from None
-    return value
-
-
-def _text(info: AxisInfo, value: object) -> str:
-    if isinstance(value, Policy):
-        return value.spec
-    if isinstance(value, os.PathLike) and info.kind in FILES:
-        return os.fsdecode(value)
-    if not isinstance(value, str) or not value.strip():
-        raise _refuse(info, value)
-    return value.strip()

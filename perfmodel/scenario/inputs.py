@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from perfmodel.bitwidth import LossTable
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware import System, load_system
@@ -15,6 +17,7 @@ from perfmodel.hardware.base import shown
 from perfmodel.model import MoEModel
 from perfmodel.policies import Policy, parse_policy
 from perfmodel.routing import RoutingTrace
+from perfmodel.scenario.numbers import plain, whole
 
 #: What is priced where nothing is said: the published systems.
 DEFAULT_MODEL, DEFAULT_SYSTEM, DEFAULT_TRACE = "mixtral-8x7b", "h100-cxl2-ndp", "tiny-mixtral-32l-mini"
@@ -31,11 +34,15 @@ _KINDS = {"model": MoEModel, "system": System, "trace": RoutingTrace, "loss": Lo
 
 def default_policies(system: System, varied: Iterable[str] = ()) -> tuple[str, ...]:
     """The published systems that can run on a system, without the options that are ``varied``."""
+    fit = [text for text in DEFAULT_POLICIES if system.ndp is not None or not parse_policy(text).needs_ndp]
+    return without_options(fit, varied)
+
+
+def without_options(policies: Iterable[str], varied: Iterable[str]) -> tuple[str, ...]:
+    """Texts of policies without the options that are ``varied``, each once."""
     dropped = {name.removeprefix("policy.") for name in varied}
     found = []
-    for text in DEFAULT_POLICIES:
-        if system.ndp is None and parse_policy(text).needs_ndp:
-            continue
+    for text in policies:
         name, _, options = text.partition(":")
         kept = ",".join(one for one in options.split(",") if one and one.partition("=")[0] not in dropped)
         found.append(f"{name}:{kept}" if kept else name)
@@ -59,11 +66,12 @@ def named_policies(given: object) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
     ------
     PerfModelError : something else than policies and their texts, none at all, or two that are the same.
     """
+    given = given.tolist() if isinstance(given, np.ndarray) else given
     listed: Iterable[Any] = [given] if isinstance(given, Policy | str) or not isinstance(given, Iterable) else given
     found: dict[Policy, str] = {}
     for one in listed:
         if not isinstance(one, Policy | str):
-            raise PerfModelError(f"policy: found {shown(one)}, allowed a policy, its text, or a sequence of them")
+            raise PerfModelError(f"policy: found {shown(plain(one))}, allowed a policy, its text, or several of them")
         rule = parse_policy(one) if isinstance(one, str) else one
         label = one.strip() if isinstance(one, str) else one.spec
         if rule in found:
@@ -81,3 +89,19 @@ def load_input(kind: str, value: Any) -> Any:
     if not isinstance(value, str | os.PathLike):
         raise PerfModelError(f"{kind}: found {type(value).__name__}, allowed a name, a path, or the object itself")
     return _LOADERS[kind](value if isinstance(value, str) else Path(value))
+
+
+def checked_tokens(name: str, given: object) -> int | None:
+    """A number of tokens, or None; PerfModelError for anything else."""
+    if given is None:
+        return None
+    tokens = whole(given)
+    if tokens is None or tokens < 1:
+        raise PerfModelError(f"{name}: found {shown(plain(given))}, allowed a whole number of tokens from 1")
+    return tokens
+
+
+def check_layers(given: object) -> None:
+    """Refuse everything but ``cycle`` and None."""
+    if given is not None and not (isinstance(given, str) and given == "cycle"):
+        raise PerfModelError(f"layers: found {shown(given)}, allowed 'cycle'")

@@ -17,25 +17,29 @@ from numpy.typing import ArrayLike, NDArray
 from perfmodel import __version__
 from perfmodel.bitwidth import LossTable
 from perfmodel.errors import PerfModelError, SpecError
+from perfmodel.evaluation import metric_names
 from perfmodel.hardware import System
 from perfmodel.hardware.base import shown
 from perfmodel.model import MoEModel
-from perfmodel.point import hardware_points
 from perfmodel.policies import Policy, parse_policy
 from perfmodel.routing import RoutingTrace
 from perfmodel.run import Run
-from perfmodel.scenario.axis import FILES, AxisInfo, all_axes, axis_info, clean, with_options
+from perfmodel.scenario.axis import FILES, AxisInfo, all_axes, axis_info, with_options
 from perfmodel.scenario.inputs import (
     DEFAULT_MODEL,
     DEFAULT_SYSTEM,
     DEFAULT_TRACE,
+    check_layers,
+    checked_tokens,
     content_hash,
     default_policies,
     load_input,
     named_policies,
 )
-from perfmodel.scenario.places import distinct_places, extent, part_of
+from perfmodel.scenario.numbers import plain, whole
 from perfmodel.scenario.plans import INFEASIBLE, Plans, replans
+from perfmodel.scenario.pricing import no_plan, price_points
+from perfmodel.scenario.values import check_distinct, clean
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,11 +99,8 @@ class Scenario:
         given: dict[str, Any] = {"model": model, "system": system, "trace": trace, "loss": losses}
         loaded = {name: load_input(name, value) for name, value in given.items()}
         policies, labels = named_policies(default_policies(loaded["system"]) if policy is None else policy)
-        for name, tokens in (("prompt", prompt), ("output", output)):
-            if tokens is not None and (type(tokens) is not int or tokens < 1):
-                raise PerfModelError(f"{name}: found {shown(tokens)}, allowed a whole number of tokens from 1")
-        if layers not in (None, "cycle"):
-            raise PerfModelError(f"layers: found {shown(layers)}, allowed 'cycle'")
+        prompt, output = checked_tokens("prompt", prompt), checked_tokens("output", output)
+        check_layers(layers)
         references = {name: os.fsdecode(v) if isinstance(v, str | os.PathLike) else None for name, v in given.items()}
         return cls(
             loaded["model"], loaded["system"], loaded["trace"], policies, labels, prompt, output, loaded["loss"],
@@ -155,7 +156,7 @@ class Scenario:
 
     def axes(self) -> tuple[AxisInfo, ...]:
         """Every axis that can be varied."""
-        return all_axes(self.system, self.policies)
+        return all_axes(self.system, self.policies, self.model.num_experts)
 
     def axis(self, name: object) -> AxisInfo:
         """The axis of a name; options and ``prompt``/``output`` also without prefix.
@@ -163,8 +164,10 @@ class Scenario:
         Raises PerfModelError for an unknown axis, with close matches and how to list all.
         """
         if not isinstance(name, str) or name not in self._axes:
-            info = axis_info(self.system, self.policies, name)
-            self._axes[name] = info
+            info = axis_info(self.system, self.policies, self.model.num_experts, name)
+            self._axes[info.name] = info
+            if isinstance(name, str):
+                self._axes[name] = info
             return info
         return self._axes[name]
 
@@ -197,11 +200,20 @@ class Scenario:
                     self.system.with_values({info.name: end.item()})
                 except SpecError as error:
                     raise PerfModelError(f"axis {info.name}: {error}") from None
-        if distinct and len(set(array.tolist())) < len(array):
-            seen: set[Any] = set()
-            twice = next(v for v in array.tolist() if v in seen or seen.add(v))  # type: ignore[func-returns-value]
-            raise PerfModelError(f"axis {info.name}: value {shown(twice)} is given twice; allowed: distinct values")
+        if distinct:
+            check_distinct(info, array)
         return array
+
+    def check_varied(self, names: Iterable[str]) -> None:
+        """Refuse to vary an option that the text of some policy sets too, as its name would no longer be true."""
+        for name in names:
+            option = self.axis(name).name.removeprefix("policy.")
+            for rule, label in zip(self.policies, self.labels, strict=True):
+                spelled = {item.partition("=")[0].strip() for item in label.partition(":")[2].split(",")}
+                if self.axis(name).kind == "option" and option in spelled and label != rule.spec:
+                    raise PerfModelError(
+                        f"axis policy.{option}: policy {label} sets {option} itself; leave {option} out of one of them"
+                    )
 
     # ---- plans and prices ----
 
@@ -212,9 +224,12 @@ class Scenario:
         if isinstance(which, str):
             known = dict(zip(self.labels, self.policies, strict=True))
             return known.get(which) or parse_policy(which)
-        if type(which) is not int or not 0 <= which < len(self.policies):
-            raise PerfModelError(f"policy: found {shown(which)}, allowed 0 to {len(self.policies) - 1}, or a text")
-        return self.policies[which]
+        number = whole(which)
+        if number is None or not 0 <= number < len(self.policies):
+            raise PerfModelError(
+                f"policy: found {shown(plain(which))}, allowed 0 to {len(self.policies) - 1}, or a text"
+            )
+        return self.policies[number]
 
     def run(self, policy: int | str | Policy, settings: Mapping[str, Any] | None = None) -> Run:
         """The planned run of a policy at some axis values, which are taken as checked (see `check`).
@@ -226,7 +241,8 @@ class Scenario:
         ------
         PerfModelError : a plan that does not fit (PlacementError) or that the system or trace cannot serve.
         """
-        rule, fixed, hardware = self._resolve(policy, settings)
+        base, options, fixed, hardware = self._resolve(policy, settings)
+        rule = with_options(base, options)
         planned = {key: value for key, value in hardware.items() if replans(rule, key)}
         run = self._plans.run(rule, fixed, planned)
         rest = {key: value for key, value in hardware.items() if key not in planned}
@@ -249,7 +265,8 @@ class Scenario:
         ----------
         settings : one value each, of any axes. hardware : arrays that broadcast against each other, by dotted key;
             checked beforehand (see `check`). metrics : names of ``evaluation.METRICS``.
-        infeasible : where given, points whose plan is not possible are NaN, and their number is added here by reason.
+        infeasible : where given, points whose plan is not possible, or whose values contradict each other, are NaN,
+            and their number is added here by reason.
 
         Returns
         -------
@@ -259,51 +276,19 @@ class Scenario:
         ------
         PerfModelError : unknown names; without ``infeasible`` also a plan that is not possible.
         """
-        rule, fixed, scalars = self._resolve(policy, settings)
-        names = tuple(metrics)
-        values_of = {**scalars, **{self._key(key): value for key, value in hardware.items()}}
+        base, options, fixed, scalars = self._resolve(policy, settings)
+        names = metric_names(metrics)
+        values_of = {**scalars, **{self._key(key): value for key, value in _table("hardware", hardware).items()}}
         try:
             arrays = {key: np.asarray(value, dtype=np.float64) for key, value in values_of.items()}
             shape = np.broadcast_shapes(*(array.shape for array in arrays.values()))
         except (ValueError, TypeError, OverflowError) as error:
             raise PerfModelError(f"hardware values: not arrays of numbers that broadcast ({error})") from None
-        planned = {key: array for key, array in arrays.items() if replans(rule, key)}
-        free = {key: array for key, array in arrays.items() if key not in planned}
-        if all(array.size == 1 for array in planned.values()):
-            values = {key: array.item() for key, array in planned.items()}
-            return self._price(rule, fixed, values, free, shape, names, infeasible)
-        found = {name: np.full(shape, np.nan) for name in names}
-        for place, values in distinct_places(planned, shape):
-            part = {key: part_of(array, place, len(shape)) for key, array in free.items()}
-            size = np.broadcast_shapes(*(array.shape for array in part.values()), extent(place, shape))
-            some = self._price(rule, fixed, values, part, size, names, infeasible)
-            for name in names:
-                found[name][place] = some[name]
-        return found
-
-    def _price(
-        self,
-        rule: Policy,
-        fixed: Mapping[str, Any],
-        planned: Mapping[str, float],
-        free: Mapping[str, NDArray[np.float64]],
-        shape: tuple[int, ...],
-        metrics: tuple[str, ...],
-        infeasible: dict[str, int] | None,
-    ) -> dict[str, NDArray[np.float64]]:
-        """Prices of one plan, in an array of the given shape."""
         try:
-            run = self._plans.run(rule, fixed, planned)
+            rule = with_options(base, options)
         except INFEASIBLE as error:
-            if infeasible is None:
-                raise
-            reason = str(error)
-            infeasible[reason] = infeasible.get(reason, 0) + int(np.prod(shape))
-            return {name: np.full(shape, np.nan) for name in metrics}
-        own = np.broadcast_shapes(*(array.shape for array in free.values()))
-        priced = run.metrics(metrics, hardware_points(run.system, free))
-        found = {name: values.reshape(own) for name, values in priced.items()}
-        return found if own == shape else {name: np.broadcast_to(found[name], shape).copy() for name in metrics}
+            return no_plan(error, shape, names, infeasible)
+        return price_points(self._plans, rule, fixed, arrays, shape, names, infeasible)
 
     def _key(self, name: str) -> str:
         info = self.axis(name)
@@ -313,12 +298,12 @@ class Scenario:
 
     def _resolve(
         self, policy: int | str | Policy, settings: Mapping[str, Any] | None
-    ) -> tuple[Policy, dict[str, Any], dict[str, float]]:
-        """The policy with its options, the files and workload of the settings, and their hardware values."""
+    ) -> tuple[Policy, dict[str, Any], dict[str, Any], dict[str, float]]:
+        """The policy; and of the settings the options, the files and workload, and the hardware values."""
         options: dict[str, Any] = {}
         fixed: dict[str, Any] = {}
         hardware: dict[str, float] = {}
-        for name, value in (settings or {}).items():
+        for name, value in _table("settings", settings).items():
             info = self.axis(name)
             if info.kind == "option":
                 options[info.name.removeprefix("policy.")] = value
@@ -328,11 +313,17 @@ class Scenario:
                 policy = value
             else:
                 fixed[info.name] = value
-        return with_options(self.policy(policy), options), fixed, hardware
+        return self.policy(policy), options, fixed, hardware
 
     def file(self, kind: str, reference: str | None) -> Any:
         """The model, system, trace or loss table of a name or path; without one, the scenario's own."""
         return self._plans.file(kind, reference)
+
+
+def _table(what: str, given: object) -> Mapping[Any, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise PerfModelError(f"{what}: found {shown(given)}, allowed a table of values by axis")
+    return given or {}
 
 
 __all__ = ["Scenario"]

@@ -1,7 +1,6 @@
 """Sweeps from start to result: blocks priced here or on a cluster, kept in memory or written as they are done."""
 
 import contextlib
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,18 +10,20 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.base import shown
+from perfmodel.hardware.files import path_text
+from perfmodel.scenario.numbers import plain, real, whole
 from perfmodel.sweeps import cluster, progress
-from perfmodel.sweeps.dataset import check_output, finish, open_dataset, save, template
+from perfmodel.sweeps.check import check_disk, check_inputs, check_memory
+from perfmodel.sweeps.dataset import finish, open_dataset, save, template
 from perfmodel.sweeps.design import Block
-from perfmodel.sweeps.executor import Results, Schedule, check_result_fits, cores, plan_schedule, priced_in_threads
+from perfmodel.sweeps.executor import Results, Schedule, plan_schedule, priced_in_threads
 from perfmodel.sweeps.lock import claim
+from perfmodel.sweeps.outputs import NETCDF, ZARR, check_output
 from perfmodel.sweeps.request import DEFAULT_METRICS, DTypeName, Request
-from perfmodel.sweeps.store import open_store
+from perfmodel.sweeps.store import merged, open_store
 
 if TYPE_CHECKING:
     import xarray as xr
-
-_STREAMED = ".zarr"
 
 
 def sweep(
@@ -53,8 +54,11 @@ def sweep(
 
     Parameters
     ----------
-    model, system, trace, policy, prompt, output, layers, losses : what is priced, as in ``Scenario.of``; by default
-        the published models and policies.
+    model, system, trace : names, paths or objects; by default mixtral-8x7b, h100-cxl2-ndp and the bundled recording.
+    policy : one or several, as texts or objects; by default the published systems that run on the system.
+    prompt, output : tokens of every sequence [1]; by default the recorded lengths.
+    layers : ``"cycle"`` to replay a trace that has another number of layers.
+    losses : loss table: a path or an object; by default the bundled one. As an axis it is called ``loss``.
     axes : values by axis: a list, or a text such as ``"16:128:8"`` (start:stop:count, both ends included) or
         ``"1:1000:31:log"``. Axes are dotted names: any number of the system spec (``link.bandwidth_gb_per_s``), any
         option of a policy (``policy.mean_bits``), ``workload.prompt``, ``workload.output``, ``policy``, ``model``,
@@ -63,11 +67,18 @@ def sweep(
     cases : a table of points: a .csv or .parquet file, a DataFrame, or columns by axis.
     sample : ``"sobol:1024"`` or ``"lhs:1000:seed"``: points drawn from axes given as ``"low:high[:log]"``.
     metrics : names of ``evaluation.METRICS``. dtype : of the result, ``"float64"`` or ``"float32"``.
-    out, resume, overwrite, dask, threads, memory_gb, progress : as in `run_sweep`.
+    out : file to write: .zarr, .nc, .csv or .parquet. A .zarr output is written block by block, may be larger than
+        memory, and keeps what is finished when the process dies; the dataset returned is then read from it on demand.
+    resume : go on with an unfinished .zarr output. overwrite : throw an unfinished one away.
+    dask : True for worker processes on this machine, or the address of a scheduler.
+    threads : that compute, or worker processes on this machine; by default one a core.
+    memory_gb : for blocks in work [gb]; libraries, plans and a result kept in memory come on top.
+    progress : None for a bar where standard error is a terminal, True for a bar, False for none; or a function that
+        is called with the points that are done and all points.
 
     Returns
     -------
-    A dataset with one dimension an axis, units in the attributes, and provenance.
+    A dataset with one dimension an axis, ``policy`` among them, units in the attributes, and provenance.
 
     Raises
     ------
@@ -117,14 +128,20 @@ def run_sweep(
     asked = Request.load(request) if isinstance(request, str | os.PathLike) else request
     if not isinstance(asked, Request):
         raise PerfModelError(f"sweep: found {shown(request)}, allowed a Request, or the path of a sweep file")
-    target = _checked_output(out, resume, overwrite)
+    path = _checked_output(out, resume, overwrite)
+    _check_progress(progress)
     engine = _engine(dask, threads, memory_gb)
-    if target is not None and target.suffix == _STREAMED:
-        return _to_store(asked, target, engine, progress, resume=resume, overwrite=overwrite)
-    check_result_fits(asked)
+    streamed = path is not None and path.suffix == ZARR
+    check_memory(asked, 0 if streamed else 2 if path is not None and path.suffix == NETCDF else 1)
+    if path is not None and streamed:
+        check_disk(asked, path)
+    check_inputs(asked)
+    if path is not None and streamed:
+        _to_store(asked, path.resolve(), engine, progress, resume=resume, overwrite=overwrite)
+        return open_dataset(path)
     dataset = _in_memory(asked, engine, progress)
-    if target is not None:
-        save(dataset, target)
+    if path is not None:
+        save(dataset, path)
     return dataset
 
 
@@ -140,7 +157,7 @@ class _Engine:
     def priced(self, request: Request, blocks: Iterable[Block], schedule: Schedule) -> Results:
         if self.where is None:
             return priced_in_threads(request, blocks, schedule)
-        return cluster.priced_on_cluster(request, blocks, self.where, self.threads or cores())
+        return cluster.priced_on_cluster(request, blocks, self.where, schedule)
 
 
 def _in_memory(request: Request, engine: _Engine, show: Any) -> "xr.Dataset":
@@ -158,51 +175,30 @@ def _in_memory(request: Request, engine: _Engine, show: Any) -> "xr.Dataset":
     dataset = template(request)
     for name, array in arrays.items():
         dataset[name] = dataset[name].copy(data=array)
-    return finish(dataset, request, _merged(infeasible))
+    return finish(dataset, request, merged(infeasible))
 
 
-def _to_store(
-    request: Request, path: Path, engine: _Engine, show: Any, *, resume: bool, overwrite: bool
-) -> "xr.Dataset":
+def _to_store(request: Request, path: Path, engine: _Engine, show: Any, *, resume: bool, overwrite: bool) -> None:
     with claim(path):
-        with _written(path):
-            store = open_store(
-                path, request, lambda: engine.schedule(request).points_per_block, resume=resume, overwrite=overwrite
-            )
-        if not store.complete:
-            schedule = engine.schedule(request, store.points_per_block)
-            done = sum(store.blocks[number].size for number in store.done)
+        store = open_store(
+            path, request, lambda: engine.schedule(request).points_per_block, resume=resume, overwrite=overwrite
+        )
+        if store.complete:
+            return
+        schedule = engine.schedule(request, store.points_per_block)
+        done = sum(store.blocks[number].size for number in store.done)
+        try:
             with (
                 _reporting(show, done, request.design.size) as report,
                 contextlib.closing(engine.priced(request, store.pending, schedule)) as results,
             ):
                 for block, priced in results:
-                    with _written(path):
-                        store.write(block, priced)
+                    store.write(block, priced)
                     report(block.size)
-            with _written(path):
-                store.close(_merged({number: line["infeasible"] for number, line in store.done.items()}))
-    return open_dataset(path)
-
-
-@contextlib.contextmanager
-def _written(path: Path) -> Iterator[None]:
-    """A disk that is full, or gone, in words."""
-    try:
-        yield
-    except OSError as error:
-        raise PerfModelError(
-            f"{path}: cannot be written ({error.strerror or error}); what is finished is kept, go on with --resume"
-        ) from None
-
-
-def _merged(infeasible: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
-    """Counts of all blocks by reason; in the order of blocks, whatever the order in which they were done."""
-    found: dict[str, int] = {}
-    for number in sorted(infeasible):
-        for reason, count in infeasible[number].items():
-            found[reason] = found.get(reason, 0) + count
-    return found
+            store.close()
+        except BaseException:
+            store.give_up()
+            raise
 
 
 @contextlib.contextmanager
@@ -226,8 +222,16 @@ def _reporting(show: Any, done: int, total: int) -> Iterator[Callable[[int], Non
         yield advance
 
 
+def _check_progress(given: object) -> None:
+    if not (given is None or isinstance(given, bool) or (callable(given) and not isinstance(given, type))):
+        raise PerfModelError(f"progress: found {shown(given)}, allowed None, True, False or a function")
+
+
 def _checked_output(out: Any, resume: bool, overwrite: bool) -> Path | None:
     """Where to write, checked before any work is done."""
+    for name, flag in (("resume", resume), ("overwrite", overwrite)):
+        if not isinstance(flag, bool | np.bool_):
+            raise PerfModelError(f"{name}: found {shown(flag)}, allowed True or False")
     if resume and overwrite:
         raise PerfModelError("sweep: resume and overwrite exclude each other; give one of them")
     word = "resume" if resume else "overwrite"
@@ -236,32 +240,21 @@ def _checked_output(out: Any, resume: bool, overwrite: bool) -> Path | None:
             raise PerfModelError(f"sweep: {word} needs an output to {word}; give a .zarr output")
         return None
     path = check_output(out)
-    if (resume or overwrite) and path.suffix != _STREAMED:
-        raise PerfModelError(f"{path}: {word} is for .zarr outputs, which are written block by block")
-    try:
-        target = path.resolve()
-        nearest = next(folder for folder in target.parents if folder.exists())
-        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-            raise PerfModelError(f"{path}: {nearest} is not a folder that can be written")
-        if path.suffix != _STREAMED and target.is_dir():
-            raise PerfModelError(f"{path}: is a folder; give the name of a file")
-    except (OSError, ValueError, RuntimeError) as error:
-        if isinstance(error, PerfModelError):
-            raise
-        raise PerfModelError(f"{path}: not a usable name ({getattr(error, 'strerror', None) or error})") from None
-    return target
+    if (resume or overwrite) and path.suffix != ZARR:
+        raise PerfModelError(f"{path_text(path)}: {word} is for .zarr outputs, which are written block by block")
+    return path
 
 
 def _engine(dask: Any, threads: Any, memory_gb: Any) -> _Engine:
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 1024):
-        raise PerfModelError(f"threads: found {shown(threads)}, allowed a whole number from 1 to 1024")
-    number = isinstance(memory_gb, int | float) and not isinstance(memory_gb, bool)
-    if not number or not math.isfinite(memory_gb) or not 0.001 <= memory_gb <= 1e6:
-        raise PerfModelError(f"memory_gb: found {shown(memory_gb)}, allowed a number from 0.001 to 1e6")
+    count, budget = whole(threads), real(memory_gb)
+    if threads is not None and (count is None or not 1 <= count <= 1024):
+        raise PerfModelError(f"threads: found {shown(plain(threads))}, allowed a whole number from 1 to 1024")
+    if budget is None or not 0.001 <= budget <= 1e6:
+        raise PerfModelError(f"memory_gb: found {shown(plain(memory_gb))}, allowed a number from 0.001 to 1e6")
     if dask is None or dask is False:
-        return _Engine(threads, float(memory_gb), None)
+        return _Engine(count, budget, None)
     where = cluster.LOCAL if dask is True else dask
     if not isinstance(where, str):
         raise PerfModelError(f"dask: found {shown(dask)}, allowed True, or the address of a scheduler")
     cluster.available()
-    return _Engine(threads, float(memory_gb), where)
+    return _Engine(count, budget, where)

@@ -13,6 +13,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.base import shown
 from perfmodel.hardware.files import path_text
 from perfmodel.sweeps.axes import plain_number
+from perfmodel.sweeps.files import beside
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,17 +24,21 @@ _SUFFIXES = (".csv", ".parquet")
 def read_cases(cases: Any) -> dict[str, list[Any]]:
     """Columns of a table of cases, by name, all of one length and without gaps.
 
-    cases : path of a ``.csv`` or ``.parquet`` file, a DataFrame, or a mapping of columns.
+    cases : path of a ``.csv`` or ``.parquet`` file, a DataFrame, or a mapping of columns. Relative paths in a file
+        start at the folder of that file.
 
     Raises
     ------
     PerfModelError : a file that cannot be read, no rows, no columns, unequal columns, or an empty cell.
     """
+    where = cases_name(cases)
     if isinstance(cases, str | os.PathLike):
-        path = Path(cases)
+        path = Path(os.fsdecode(cases))
         table = _read(path)
-        columns = _columns(table.column_names, lambda name: table[name].to_pylist(), f"cases {path_text(path)}")
-        return {name: _numbers(values) for name, values in columns.items()} if path.suffix == ".csv" else columns
+        columns = _columns(table.column_names, lambda i: table.column(i).to_pylist(), where)
+        if path.suffix == ".csv":
+            columns = {name: _numbers(values) for name, values in columns.items()}
+        return {name: beside(name, values, path.parent) for name, values in columns.items()}
     if isinstance(cases, Mapping):
         columns = {name: _list(name, column) for name, column in cases.items()}
         lengths = {name: len(column) for name, column in columns.items()}
@@ -42,10 +47,20 @@ def read_cases(cases: Any) -> dict[str, list[Any]]:
             raise PerfModelError(f"cases: columns of unequal length ({found}); allowed: one value a column and case")
         return _checked(columns, "cases")
     if hasattr(cases, "columns") and hasattr(cases, "iloc"):
-        return _columns(cases.columns, lambda name: cases[name].tolist(), "cases")
+        return _columns(cases.columns, lambda i: cases.iloc[:, i].tolist(), "cases")
     raise PerfModelError(
         f"cases: found {type(cases).__name__}, allowed a .csv or .parquet file, a DataFrame, or a mapping of columns"
     )
+
+
+def cases_name(cases: Any) -> str:
+    """What messages about a table of cases begin with: the path of a file is part of it."""
+    if not isinstance(cases, str | os.PathLike):
+        return "cases"
+    text = os.fsdecode(cases)
+    if not text.strip():
+        raise PerfModelError(f"cases: found {text!r}, allowed the path of a {' or '.join(_SUFFIXES)} file")
+    return f"cases {path_text(Path(text))}"
 
 
 def _list(name: object, column: Any) -> list[Any]:
@@ -80,11 +95,12 @@ def _numbers(values: list[Any]) -> list[Any]:
     return [plain_number(value, value) if isinstance(value, str) else value for value in values]
 
 
-def _columns(names: Any, column: Callable[[Any], Any], where: str) -> dict[str, list[Any]]:
-    listed = list(names)
+def _columns(names: Any, column: Callable[[int], Any], where: str) -> dict[str, list[Any]]:
+    """Columns by name, without the spaces around it; ``column`` gives the values of one by its place."""
+    listed = [name.strip() if isinstance(name, str) else name for name in names]
     if len(set(listed)) < len(listed):
         raise PerfModelError(f"{where}: two columns have the same name; allowed: one column an axis")
-    return _checked({name: column(name) for name in listed}, where)
+    return _checked({name: column(i) for i, name in enumerate(listed)}, where)
 
 
 def _checked(columns: dict[Any, list[Any]], where: str) -> dict[str, list[Any]]:

@@ -1,12 +1,19 @@
 """Which points a sweep has: dimensions of axes, and the blocks it is computed in."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.errors import PerfModelError
+
+#: Dimensions that NumPy's broadcasting can tell apart.
+MOST_DIMS = 32
+#: Points of one sweep: days of work, and terabytes on disk.
+MOST_POINTS = 10**12
 POLICY, PLAN, HARDWARE = 0, 1, 2  #: groups of dimensions, from the outermost to the innermost
 
 
@@ -85,7 +92,19 @@ class Design:
 
     @classmethod
     def of(cls, dims: Iterable[Dim], notes: Iterable[str] = ()) -> "Design":
-        """A design with its dimensions sorted by group; within a group they keep their order."""
+        """A design with its dimensions sorted by group; within a group they keep their order.
+
+        Raises
+        ------
+        PerfModelError : more than `MOST_DIMS` dimensions, or more than `MOST_POINTS` points.
+        """
+        dims = tuple(dims)
+        if len(dims) > MOST_DIMS:
+            raise PerfModelError(
+                f"axes: {len(dims)} dimensions; allowed at most {MOST_DIMS}: zip axes that vary together, list the"
+                " points as cases, draw samples, or vary fewer axes"
+            )
+        check_points(dim.size for dim in dims)
         return cls(tuple(sorted(dims, key=lambda dim: dim.group)), tuple(notes))
 
     @property
@@ -128,28 +147,12 @@ class Design:
             for dim, part in zip(self.dims, block.slices, strict=True)
         ]
 
-    def block_values(self, block: Block) -> dict[str, NDArray[Any]]:
-        """Values of every axis in a block, shaped to broadcast against each other to the block's shape."""
-        found = {}
-        for d, table in enumerate(self.within(block)):
-            shape = tuple(-1 if d == i else 1 for i in range(len(self.dims)))
-            found.update({name: values.reshape(shape) for name, values in table.items()})
-        return found
 
-
-def groups(table: Mapping[str, NDArray[Any]], names: Sequence[str]) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Positions of a table of columns by the distinct values of some of them, in order of appearance.
-
-    Yields the values, and a slice or an index array of the positions; with no names, one group of all positions.
-    """
-    chosen = [table[name] for name in names]
-    if not chosen:
-        yield {}, slice(None)
-        return
-    where: dict[tuple[Any, ...], list[int]] = {}
-    for i, row in enumerate(zip(*(column.tolist() for column in chosen), strict=True)):
-        where.setdefault(row, []).append(i)
-    for row, found in where.items():
-        contiguous = found[-1] - found[0] + 1 == len(found)
-        place = slice(found[0], found[-1] + 1) if contiguous else np.array(found)
-        yield dict(zip(names, row, strict=True)), place
+def check_points(sizes: Iterable[int]) -> None:
+    """Refuse more points than `MOST_POINTS`, from the number of values along every dimension."""
+    points = math.prod(sizes)
+    if points > MOST_POINTS:
+        raise PerfModelError(
+            f"axes: {points:.3g} points; allowed at most {MOST_POINTS:.0e}: give fewer values, zip axes that vary"
+            " together, or draw samples"
+        )

@@ -12,9 +12,6 @@ from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-import numpy as np
-
-from perfmodel.errors import PerfModelError
 from perfmodel.evaluation import metric
 from perfmodel.sweeps.design import HARDWARE, Block
 from perfmodel.sweeps.request import Priced, Request
@@ -82,20 +79,6 @@ def plan_schedule(
 def _bytes_per_point(request: Request) -> int:
     axes = sum(len(dim.axes) for dim in request.design.dims)
     return 8 * (_COPIES * axes + 3 * len(request.metrics) + 2)
-
-
-def check_result_fits(request: Request) -> None:
-    """Refuse a result that this machine cannot hold before anything is computed."""
-    needed = request.design.size * len(request.metrics) * np.dtype(request.dtype).itemsize
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # a system that does not say
-        return
-    if needed > 0.7 * memory:
-        raise PerfModelError(
-            f"sweep: {request.design.size:,} points x {len(request.metrics)} metrics need {needed / 1e9:.3g} GB, and"
-            f" this machine has {memory / 1e9:.3g} GB; write it to a .zarr output, which is not held in memory"
-        )
 
 
 def priced_in_threads(request: Request, blocks: Iterable[Block], schedule: Schedule) -> Results:

@@ -1,6 +1,7 @@
 """Sweeps as TOML files."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,17 @@ from typing import Any
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.base import flatten, shown, suggestion
 from perfmodel.hardware.files import check_kind, path_text, read_toml
-from perfmodel.scenario.axis import FILES
+from perfmodel.scenario.axis import FILES, FIXED_AXES
+from perfmodel.sweeps.axes import split_words
 
 #: Keys of a sweep file beside ``kind``.
 KEYS = (
-    "model", "system", "trace", "policy", "prompt", "output", "layers", "loss",
+    "model", "system", "trace", "policy", "prompt", "output", "layers", "loss", "losses",
     "metrics", "dtype", "zip", "cases", "axes", "sample",
 )  # fmt: skip
+#: Axes that hold the trace that a policy places experts by; policies may spell it too.
+_PROFILES = ("policy.profile", "profile")
+_PROFILE = re.compile(r"(?<=[:,])(\s*profile\s*=\s*)([^,;]+)")
 _FILE_SUFFIXES = (".json", ".toml", ".npz", ".csv", ".parquet")
 
 
@@ -38,25 +43,26 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
             )
     found = {key: value for key, value in data.items() if key != "kind"}
     _check_types(found, where)
-    for name in ("model", "system", "trace", "loss", "cases"):
+    if "loss" in found:  # as the axis is called; losses is the parameter
+        if "losses" in found:
+            raise PerfModelError(f"{where}: loss and losses are two names of one key; allowed: one of them")
+        found["losses"] = found.pop("loss")
+    for name in ("model", "system", "trace", "losses", "cases"):
         if name in found:
-            found[name] = _beside(found[name], file.parent)
+            found[name] = beside(name, found[name], file.parent)
+    if "policy" in found:
+        found["policy"] = beside("policy", found["policy"], file.parent)
     if "axes" in found:
         try:
             axes = flatten(found["axes"], lambda _: False)
         except ValueError as error:
             raise PerfModelError(f"{where}: [axes] {error}") from None
-        for name in FILES:
-            if isinstance(axes.get(name), list):
-                axes[name] = [_beside(one, file.parent) for one in axes[name]]
-        found["axes"] = axes
-    if "loss" in found:
-        found["losses"] = found.pop("loss")
+        found["axes"] = {name: _axis_beside(name, values, file.parent) for name, values in axes.items()}
     return found
 
 
 def _check_types(data: Mapping[str, Any], where: str) -> None:
-    texts = ("model", "system", "trace", "loss", "layers", "cases", "dtype")
+    texts = ("model", "system", "trace", "loss", "losses", "layers", "cases", "dtype")
     kinds: dict[str, tuple[tuple[type, ...], str]] = {
         **dict.fromkeys(texts, ((str,), "a text")),
         "policy": ((str, list), "a text or a list of texts"),
@@ -73,10 +79,28 @@ def _check_types(data: Mapping[str, Any], where: str) -> None:
             raise PerfModelError(f"{where}: key {key!r} is {shown(value)}; allowed: {allowed}")
 
 
-def _beside(reference: Any, folder: Path) -> Any:
-    """A relative path in a file starts at the folder of that file; a bundled name stays as it is."""
-    if not isinstance(reference, str):
-        return reference
+def _axis_beside(name: str, values: Any, folder: Path) -> Any:
+    """Values of an axis in a file, with the paths among them resolved."""
+    if isinstance(values, str) and values.strip() and name in (*FILES, *_PROFILES):
+        values = split_words(values, FIXED_AXES["trace"])
+    return beside(name, values, folder)
+
+
+def beside(name: str, given: Any, folder: Path) -> Any:
+    """What a file says of an input or axis, with relative paths starting at the folder of that file.
+
+    Bundled names, and what is no path, stay as they are; of a policy the profile is resolved.
+    """
+    if isinstance(given, list):
+        return [beside(name, one, folder) for one in given]
+    if not isinstance(given, str):
+        return given
+    if name == "policy":
+        return _PROFILE.sub(lambda found: found[1] + _resolved(found[2].strip(), folder), given)
+    return _resolved(given, folder) if name in (*FILES, "losses", *_PROFILES, "cases") else given
+
+
+def _resolved(reference: str, folder: Path) -> str:
     is_path = os.sep in reference or "/" in reference or reference.endswith(_FILE_SUFFIXES)
     return str(folder / reference) if is_path else reference
 

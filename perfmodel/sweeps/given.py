@@ -3,35 +3,27 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from perfmodel.errors import PerfModelError
-from perfmodel.evaluation import metric
 from perfmodel.hardware.base import shown
-from perfmodel.scenario import Scenario
+from perfmodel.policies import Policy
 from perfmodel.scenario.axis import FIXED_AXES
 from perfmodel.scenario.inputs import named_policies
-from perfmodel.sweeps.axes import parse_values
+from perfmodel.sweeps.axes import parse_values, split_words
 
 DTypeName = Literal["float64", "float32"]
 
 
-def checked_metrics(metrics: Any) -> tuple[str, ...]:
-    """Names of metrics: known, at least one, none twice."""
-    listed = [metrics] if isinstance(metrics, str) else list(metrics) if isinstance(metrics, Iterable) else []
-    if not listed:
-        raise PerfModelError(f"metrics: found {shown(metrics)}, allowed at least one name of a metric")
-    names = [metric(name).name for name in listed]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise PerfModelError(f"metrics: {twice} is given twice; allowed: every metric once")
-    return tuple(names)
-
-
 def checked_dtype(dtype: Any) -> DTypeName:
-    """The type of the results."""
+    """The type of the results, from its name or NumPy's own type."""
     known: tuple[DTypeName, ...] = get_args(DTypeName)
-    if dtype not in known:
+    is_type = isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic))
+    name = np.dtype(dtype).name if is_type else dtype
+    found = next((one for one in known if isinstance(name, str) and one == name), None)
+    if found is None:
         raise PerfModelError(f"dtype: found {shown(dtype)}, allowed {' | '.join(known)}")
-    return known[known.index(dtype)]
+    return found
 
 
 def as_table(what: str, given: Any) -> dict[str, Any]:
@@ -51,8 +43,10 @@ def first_value(name: str, axes: Mapping[str, Any], cases: Mapping[str, Sequence
     if name in cases:
         return cases[name][0]
     values = axes.get(name)
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
     if isinstance(values, str):
-        return values.replace(";", ",").split(",")[0].strip()
+        return split_words(values, FIXED_AXES[name])[0] if values.strip() else values
     return values[0] if isinstance(values, Sequence) and len(values) else values
 
 
@@ -61,17 +55,18 @@ def policies_of_axes(
 ) -> list[Any] | None:
     """Policies of the axis ``policy``, or None without such an axis; those of rows may repeat."""
     if "policy" in cases:
-        return _distinct(cases["policy"])
+        return distinct(cases["policy"])
     values = axes.get("policy")
     if values is None:
         return None
     if isinstance(values, str):
         values = parse_values(values, FIXED_AXES["policy"])
-    listed = list(values) if isinstance(values, Iterable) else [values]
-    return _distinct(listed) if "policy" in zipped else listed
+    listed = list(values) if isinstance(values, Iterable) and not isinstance(values, Policy) else [values]
+    return distinct(listed) if "policy" in zipped else listed
 
 
-def _distinct(values: Iterable[Any]) -> list[Any]:
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """Values, each once, in order of appearance."""
     found: list[Any] = []
     for value in values:
         if value not in found:
@@ -85,15 +80,3 @@ def check_same_policies(on_axis: Sequence[Any], policy: Any) -> None:
         return
     if named_policies(policy)[0] != named_policies(on_axis)[0]:
         raise PerfModelError("policy: given twice, as an axis and as the policies to compare; allowed: one of them")
-
-
-def check_options(scenario: Scenario, names: Iterable[str]) -> None:
-    """Refuse an axis over an option that some policy's text sets too."""
-    for name in names:
-        option = name.removeprefix("policy.")
-        for rule, label in zip(scenario.policies, scenario.labels, strict=True):
-            spelled = {item.partition("=")[0].strip() for item in label.partition(":")[2].split(",")}
-            if option != name and option in spelled and label != rule.spec:
-                raise PerfModelError(
-                    f"axis {name}: policy {label} sets {option} itself; leave {option} out of one of them"
-                )

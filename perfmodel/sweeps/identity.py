@@ -1,16 +1,20 @@
 """What makes two sweeps the same, and the command line that computes one."""
 
+import functools
 import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 
 from perfmodel import __version__
-from perfmodel.policies import Static
+from perfmodel.bitwidth import LossTable
+from perfmodel.policies import ContextAware, Static
+from perfmodel.policies.context_aware import BUNDLED_LOSSES
 from perfmodel.routing import RoutingTrace
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.axis import FILES
@@ -22,15 +26,52 @@ from perfmodel.sweeps.design import Design
 VERSIONS = {"perfmodel": __version__, "numba": numba.__version__, "numpy": np.__version__}
 
 
+@functools.cache
+def program_hash() -> str:
+    """SHA-256 of the source code of this package: numbers of another program may be others."""
+    package = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@functools.cache
+def _default_losses() -> str:
+    return content_hash("loss", LossTable.load(BUNDLED_LOSSES))
+
+
+def _takes_default_losses(scenario: Scenario) -> bool:
+    return scenario.losses is None and any(isinstance(policy, ContextAware | Static) for policy in scenario.policies)
+
+
+def rests_on(scenario: Scenario, design: Design) -> dict[str, Any]:
+    """Hashes and versions of what decides the numbers of a sweep beside its request, by what a message calls them."""
+    axes = {name: design.axes[name].tolist() for name in FILES if name in design.axes}
+    return {
+        "program": program_hash(),
+        **{f"{name} version": version for name, version in VERSIONS.items()},
+        **{name: value for name, value in scenario.content().items() if name in FILES},
+        **{
+            f"{kind} {reference}": content_hash(kind, scenario.file(kind, reference))
+            for kind, references in axes.items()
+            for reference in dict.fromkeys(references)
+        },
+        **({"the bundled loss table": _default_losses()} if _takes_default_losses(scenario) else {}),
+        **{f"profile {name}": value for name, value in _profiles(scenario, design).items()},
+    }
+
+
 def request_key(scenario: Scenario, design: Design, metrics: Sequence[str], dtype: str) -> str:
-    """SHA-256 of the contents that decide the numbers of a sweep, and of `VERSIONS`."""
-    rules = [policy.spec for policy in scenario.policies]
+    """SHA-256 of everything that decides the numbers of a sweep: contents rather than names, program and versions."""
     content = {
+        "program": program_hash(),
         "versions": VERSIONS,
         "inputs": scenario.content(),
-        "workload": [scenario.prompt, scenario.output, scenario.layers],
-        "policies": rules,
+        "losses": _default_losses() if _takes_default_losses(scenario) else None,
         "profiles": _profiles(scenario, design),
+        "workload": [scenario.prompt, scenario.output, scenario.layers],
+        "policies": [policy.spec for policy in scenario.policies],
         "metrics": list(metrics),
         "dtype": dtype,
         "dims": [
@@ -39,6 +80,43 @@ def request_key(scenario: Scenario, design: Design, metrics: Sequence[str], dtyp
         ],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def differences(before: tuple[Any, Any], now: tuple[Any, Any]) -> list[str]:
+    """What tells two sweeps apart, in words: their requests (as plain values), else what they rest on."""
+    asked, same = (_flat(json.loads(json.dumps(one))) for one in (before[0], now[0]))
+    found = [
+        f"{name or 'request'}: {_short(asked.get(name))} there, {_short(same.get(name))} here"
+        for name in {**asked, **same}
+        if asked.get(name) != same.get(name)
+    ]
+    ground, own = (one if isinstance(one, Mapping) else {} for one in (before[1], now[1]))
+    return found or [
+        _changed(name, ground.get(name), own.get(name))
+        for name in {**ground, **own}
+        if ground.get(name) != own.get(name)
+    ]
+
+
+def _changed(name: str, before: Any, now: Any) -> str:
+    if name == "program":
+        return "the program changed: its source code is not the one that began this sweep"
+    return f"{name} {before} there, {now} here" if name.endswith(" version") else f"the contents of {name} changed"
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Nested tables as one, by dotted names."""
+    if not isinstance(value, dict):
+        return {name: value}
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        found |= _flat(inner, f"{name}.{key}" if name else str(key))
+    return found
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _fingerprint(scenario: Scenario, name: str, values: Any) -> Any:
@@ -97,4 +175,6 @@ def _axis_text(values: Any) -> str:
     if isinstance(values, str):
         return values
     texts = [value if isinstance(value, str) else number_text(value) for value in values]
-    return (";" if any("," in text for text in texts) else ",").join(texts)
+    if not any("," in text for text in texts):
+        return ",".join(texts)
+    return ";".join(texts) + (";" if len(texts) == 1 else "")  # what ends in one is a single value

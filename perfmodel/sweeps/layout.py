@@ -1,7 +1,6 @@
 """From what was asked for to a design: axes resolved, values checked, dimensions put in order."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,12 +13,9 @@ from perfmodel.point import TIMINGS
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.axis import AxisInfo
 from perfmodel.scenario.plans import replans
-from perfmodel.sweeps.axes import Range, parse_values
-from perfmodel.sweeps.design import HARDWARE, PLAN, POLICY, Design, Dim, groups
+from perfmodel.sweeps.axes import Range, count_of, parse_values
+from perfmodel.sweeps.design import HARDWARE, PLAN, POLICY, Design, Dim, check_points
 from perfmodel.sweeps.samples import Sample, draw
-
-#: Combinations of memory timings that are checked before a sweep begins.
-_MOST_TIMINGS = 1000
 
 
 class Wanted(NamedTuple):
@@ -35,9 +31,19 @@ class Wanted(NamedTuple):
     written: dict[str, Any]
 
 
-def read_axes(scenario: Scenario, axes: Mapping[str, Any], cases: Mapping[str, Any], zipped: Iterable[str]) -> Wanted:
-    """Axes and cases with full names and checked values; zipped axes and cases may repeat values."""
+def read_axes(
+    scenario: Scenario,
+    axes: Mapping[str, Any],
+    cases: Mapping[str, Any],
+    zipped: Iterable[str],
+    source: str = "cases",
+) -> Wanted:
+    """Axes and cases with full names and checked values; zipped axes and cases may repeat values.
+
+    source : where the cases come from, for messages.
+    """
     together = {scenario.axis(name).name for name in zipped}
+    _check_counts(scenario, axes, together)
     wanted = Wanted({}, {}, {}, {})
     for name, given in axes.items():
         info = scenario.axis(name)
@@ -53,15 +59,26 @@ def read_axes(scenario: Scenario, axes: Mapping[str, Any], cases: Mapping[str, A
         written = isinstance(given, str) and info.numeric and ":" in given
         wanted.written[info.name] = "".join(str(given).split()) if written else array.tolist()
     for name, column in cases.items():
-        info = scenario.axis(name)
-        if info.name in wanted.written or info.name in wanted.cases:
-            raise PerfModelError(f"axis {info.name}: given twice, once as a column of the cases; allowed: once")
         try:
+            info = scenario.axis(name)
+            if info.name in wanted.written or info.name in wanted.cases:
+                raise PerfModelError(f"axis {info.name}: given twice, once as a column of the cases; allowed: once")
             wanted.cases[info.name] = scenario.check_array(info.name, column, distinct=False, alone=False)
         except PerfModelError as error:
-            raise PerfModelError(f"cases: {error}") from None
+            raise PerfModelError(f"{source}: {error}") from None
     _check_other_systems(scenario, wanted)
     return wanted
+
+
+def _check_counts(scenario: Scenario, axes: Mapping[str, Any], together: set[str]) -> None:
+    """Refuse far too many points before any of them is made."""
+    counts = {}
+    for name, given in axes.items():
+        info = scenario.axis(name)
+        if info.name not in together:
+            listed = isinstance(given, Sequence) or (isinstance(given, np.ndarray) and given.ndim > 0)
+            counts[info.name] = count_of(given, info) if isinstance(given, str) else len(given) if listed else 1
+    check_points(max(count, 1) for count in counts.values())
 
 
 def _checked_range(scenario: Scenario, info: AxisInfo, span: Range) -> Range:
@@ -127,27 +144,18 @@ def lay_out(scenario: Scenario, wanted: Wanted, zipped: Sequence[tuple[str, ...]
         if name not in done:
             dims.append(_dim(scenario, "+".join(group), {one: wanted.grid[one] for one in group}))
             done |= set(group)
-    if not any("policy" in dim.axes for dim in dims) and len(scenario.policies) > 1:
+    if not any("policy" in dim.axes for dim in dims):  # also a single policy: what was asked for can be selected
         dims.append(_dim(scenario, "policy", {"policy": np.array(scenario.labels, dtype=object)}))
-    _check_timings(scenario, dims)
+    _check_timings(dims)
     return Design.of(dims, notes)
 
 
-def _check_timings(scenario: Scenario, dims: Sequence[Dim]) -> None:
-    """Timings of a memory must fit each other in every combination, and give way to an efficiency that is set."""
-    timings = [[name for name in dim.axes if name.startswith(TIMINGS)] for dim in dims]
-    names = [name for some in timings for name in some]
+def _check_timings(dims: Sequence[Dim]) -> None:
+    """Timings of a memory give way to an efficiency that is set, so that not both can vary."""
+    names = [name for dim in dims for name in dim.axes if name.startswith(TIMINGS)]
     if names and any("ndp.dram_efficiency" in dim.axes for dim in dims):
         what = "ndp.dram_efficiency is an axis too and replaces it"
         raise PerfModelError(f"axis {names[0]}: {what}; allowed: one of them")
-    tables = [groups(dim.axes, some) for dim, some in zip(dims, timings, strict=True) if some]
-    # Those beyond the limit are checked when they are priced.
-    for combination in itertools.islice(itertools.product(*tables), _MOST_TIMINGS if names else 0):
-        values = {name: value for part, _ in combination for name, value in part.items()}
-        try:
-            scenario.system.with_values(values)
-        except PerfModelError as error:
-            raise PerfModelError(f"axes {', '.join(names)}: {error}; axes that belong together can be zipped") from None
 
 
 def _partners(scenario: Scenario, wanted: Wanted, zipped: Sequence[tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

@@ -16,6 +16,13 @@ def watched() -> bool:
         return False
 
 
+def tell(text: str) -> None:
+    """A remark about what the sweep waits for, on standard error."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # none, gone, or closed
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
 @contextlib.contextmanager
 def bar(label: str) -> Iterator[Report]:
     """A bar on standard error with the points done, their rate and the time left."""

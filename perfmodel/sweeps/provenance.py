@@ -1,49 +1,67 @@
 """What a sweep rests on, as attributes that every file format can hold: numbers and texts, lists as JSON."""
 
-import itertools
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.errors import PlacementError, SpecError
 from perfmodel.hardware import System
 from perfmodel.hardware.base import SOURCE_KINDS
+from perfmodel.policies import Policy
 from perfmodel.routing import RoutingTrace
-from perfmodel.run import Run
-from perfmodel.scenario.axis import FILES
-from perfmodel.scenario.plans import INFEASIBLE
+from perfmodel.scenario import Scenario
+from perfmodel.scenario.axis import has_option
+from perfmodel.scenario.notes import gathered, merged
+from perfmodel.scenario.plans import replans
+from perfmodel.scenario.tables import groups
 from perfmodel.sweeps.identity import VERSIONS
-from perfmodel.sweeps.request import Request
+
+if TYPE_CHECKING:
+    from perfmodel.sweeps.request import Request
 
 #: Reasons that are named for points without a plan; the others are only counted.
 _REASONS = 5
+#: Plans of a policy whose notes are read, and positions of a dimension among which they are looked for.
+_PLANS, _ROWS = 32, 4096
 #: Names that are listed where models, systems or traces are an axis.
 _NAMES = 20
 
 
-def attributes(request: Request) -> dict[str, Any]:
+def attributes(request: "Request") -> dict[str, Any]:
     """What is known about a sweep before it is computed. ``complete`` is 0 until `closing_attributes` replace it."""
-    scenario = request.scenario
-    traces = _inputs(request, "trace")
+    inputs = {kind: _inputs(request, kind) for kind in ("model", "system", "trace")}
+    own = {"complete": 0, "command": request.command(), "request": json.dumps(request.to_dict()), "key": request.key()}
+    return {**described(request.scenario, "sweep", request.scenario.labels, inputs), **own}
+
+
+def described(scenario: Scenario, kind: str, labels: Sequence[str], inputs: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Attributes of every dataset that comes from a scenario.
+
+    Parameters
+    ----------
+    kind : what was asked: ``sweep``, or an answer such as ``tornado``. labels : the policies it is about.
+    inputs : its models, systems and traces, by kind.
+    """
+    traces = [trace.metadata for trace in inputs["trace"]]
     return {
-        "title": "perfmodel sweep",
-        "kind": "sweep",
-        "complete": 0,
+        "title": f"perfmodel {kind}",
+        "kind": kind,
         **{f"{name}_version": version for name, version in VERSIONS.items()},
-        "command": request.command(),
-        "request": json.dumps(request.to_dict()),
         "scenario": json.dumps(scenario.to_dict()),
-        "key": request.key(),
         "hashes": json.dumps(scenario.content()),
-        "model": _joined(one.name for one in _inputs(request, "model")),
-        "system": _joined(one.name for one in _inputs(request, "system")),
-        "trace": _joined(str(one.metadata.get("model", "unnamed")) for one in traces),
-        "trace_source": _joined(str(one.metadata.get("source", "unknown")) for one in traces),
-        "policies": json.dumps(list(scenario.labels)),
+        "model": _joined(one.name for one in inputs["model"]),
+        "system": _joined(one.name for one in inputs["system"]),
+        "trace": _joined(str(one.get("model", "unnamed")) for one in traces),
+        "trace_source": _joined(str(one.get("source", "unknown")) for one in traces),
+        "policies": json.dumps(list(labels)),
     }
 
 
-def closing_attributes(request: Request, infeasible: Mapping[str, int]) -> dict[str, Any]:
+def closing_attributes(request: "Request", infeasible: Mapping[str, int]) -> dict[str, Any]:
     """What only the whole sweep can tell: notes, weakest source, and points without a plan.
 
     infeasible : number of points by reason, over all blocks.
@@ -62,7 +80,7 @@ def closing_attributes(request: Request, infeasible: Mapping[str, int]) -> dict[
         "complete": 1,
         "infeasible": json.dumps(stated),
         "notes": json.dumps(_notes(request)),
-        "weakest_source": _weakest(request),
+        "weakest_source": weakest_source(_inputs(request, "system"), request.design.axes),
     }
 
 
@@ -72,7 +90,7 @@ def _joined(names: Iterator[str]) -> str:
     return ", ".join(distinct[:_NAMES]) + more
 
 
-def _inputs(request: Request, kind: str) -> list[Any]:
+def _inputs(request: "Request", kind: str) -> list[Any]:
     """The models, systems or traces of a sweep."""
     scenario = request.scenario
     if kind not in request.design.axes:
@@ -80,51 +98,78 @@ def _inputs(request: Request, kind: str) -> list[Any]:
     return [scenario.file(kind, one) for one in dict.fromkeys(request.design.axes[kind].tolist())]
 
 
-def _weakest(request: Request) -> str:
-    """Weakest kind of source among the hardware constants that the sweep does not vary."""
-    systems: list[System] = _inputs(request, "system")
-    varied = set(request.design.axes)
+def weakest_source(systems: Iterable[System], varied: Collection[str]) -> str:
+    """Weakest kind of source among the hardware constants that are not varied."""
     kinds = [one.weakest_source(key for key in one.numeric_keys() if key not in varied) for one in systems]
     return max(kinds, key=SOURCE_KINDS.index)
 
 
-def _notes(request: Request) -> list[str]:
+def _notes(request: "Request") -> list[str]:
     """Sentences of the design, of replays and plans, and of values above what a part states.
 
-    Plans differ from point to point; theirs are those of the first point of every policy, model, system and trace.
+    Plans differ from point to point: a sentence names the policies that it is true for, and where only its numbers
+    differ it gives their range.
     """
-    found: list[str] = list(request.design.notes)
-    for run in _first_runs(request):
-        found += [*run.replay.notes, *run.plan.notes, *run.system.flags]
+    found: list[str] = [*request.design.notes, *gathered(request.scenario, _plans(request), flags=False)]
     for trace in _inputs(request, "trace"):
-        found += _routing_note(trace)
-    for name, values in request.design.axes.items():
-        if request.scenario.axis(name).kind == "hardware":
-            for system in _inputs(request, "system"):
-                try:
-                    found += system.with_values({name: values.max().item()}).flags
-                except SpecError:
-                    continue  # fits only together with the values of other axes
+        found += routing_notes(trace)
+    for system in _inputs(request, "system"):
+        found += merged(_flags(system, request.design.axes))
     return list(dict.fromkeys(found))
 
 
-def _routing_note(trace: RoutingTrace) -> list[str]:
+def _flags(system: System, axes: Mapping[str, NDArray[Any]]) -> Iterator[str]:
+    """Sentences about values above what a part states; of an axis, about the smallest and the largest of them."""
+    yield from (flag for flag in system.flags if flag.partition(" ")[0] not in axes)
+    for name in (key for key in axes if key in system.numeric_keys()):
+        try:
+            highest = system.with_values({name: axes[name].max().item()})
+            if name in highest.stated_peaks:
+                above = axes[name][axes[name] > highest.stated_peaks[name].value]
+                ends = dict.fromkeys((above.min().item(), above.max().item()) if len(above) else ())
+                for one in ends:
+                    flags = system.with_values({name: one}).flags
+                    yield from (flag for flag in flags if flag.partition(" ")[0] == name)
+        except SpecError:
+            continue  # fits only together with the values of other axes
+
+
+def routing_notes(trace: RoutingTrace) -> list[str]:
+    """A sentence when the routing is no recording."""
     source = trace.metadata.get("source", "unknown")
     return [] if source == "recorded" else [f"the routing is {source}, not a recording"]
 
 
-def _first_runs(request: Request) -> Iterator[Run]:
-    """A run of every policy and of every further model, system, trace and loss table, at the first point.
+def _plans(request: "Request") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Policies with the settings of their plans: all, or of many some that are spread evenly, ends included."""
+    scenario, dims = request.scenario, request.design.dims
+    for rule, label in zip(scenario.policies, scenario.labels, strict=True):
+        tables = [_decisive(request, rule, _spread(dim.axes, _ROWS)) for dim in dims]
+        count = math.prod(map(len, tables))
+        for number in sorted(set(np.linspace(0, count - 1, min(count, _PLANS)).round().astype(np.int64).tolist())):
+            place = np.unravel_index(number, tuple(map(len, tables))) if tables else ()
+            rows = [table[int(i)] for table, i in zip(tables, place, strict=True)]
+            yield label, {name: value for row in rows for name, value in row.items()}
 
-    Where the first point has no plan, the last one is taken.
-    """
-    axes = request.design.axes
-    ends = [{name: values[[end]].tolist()[0] for name, values in axes.items()} for end in (0, -1)]
-    files = [{name: one} for name in FILES if name in axes for one in dict.fromkeys(axes[name].tolist())]
-    for rule, file in itertools.product(request.scenario.policies, files or [{}]):
-        for end in ends:
-            try:
-                yield request.scenario.run(rule, {**end, **file, "policy": rule})
-                break
-            except INFEASIBLE:
-                continue
+
+def _spread(axes: Mapping[str, NDArray[Any]], most: int) -> dict[str, NDArray[Any]]:
+    """Values of a dimension, of very many some that are spread evenly."""
+    size = len(next(iter(axes.values())))
+    chosen = np.linspace(0, size - 1, most).round().astype(np.int64) if size > most else slice(None)
+    return {name: values[chosen] for name, values in axes.items()}
+
+
+def _decisive(request: "Request", rule: Policy, axes: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
+    """The distinct settings along a dimension that decide a plan of a policy."""
+    mine = axes
+    if "policy" in axes:
+        chosen = [request.scenario.policy(label) == rule for label in axes["policy"].tolist()]
+        mine = {name: values[np.array(chosen, dtype=np.bool_)] for name, values in axes.items()}
+    names = [
+        name
+        for name in axes
+        if name != "policy"
+        and (request.scenario.axis(name).kind != "hardware" or replans(rule, name))
+        and (not name.startswith("policy.") or has_option(rule, name.removeprefix("policy.")))
+    ]
+    return [row for row, _ in groups(mine, names)]

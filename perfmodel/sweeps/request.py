@@ -1,29 +1,38 @@
 """One sweep, complete: scenario, design and metrics, and the price of any block of it."""
 
-import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import PerfModelError
+from perfmodel.evaluation import metric_names
+from perfmodel.hardware.files import path_text
 from perfmodel.policies import Policy
 from perfmodel.scenario import Scenario
-from perfmodel.scenario.axis import FILES, has_option
-from perfmodel.scenario.inputs import DEFAULT_MODEL, DEFAULT_SYSTEM, DEFAULT_TRACE, default_policies, load_input
-from perfmodel.sweeps.cases import cases_reference, read_cases
-from perfmodel.sweeps.design import Block, Design, groups
+from perfmodel.scenario.axis import FILES
+from perfmodel.scenario.inputs import (
+    DEFAULT_MODEL,
+    DEFAULT_SYSTEM,
+    DEFAULT_TRACE,
+    default_policies,
+    load_input,
+    named_policies,
+)
+from perfmodel.scenario.tables import fill_prices, groups
+from perfmodel.sweeps.cases import cases_name, cases_reference, read_cases
+from perfmodel.sweeps.design import Block, Design
 from perfmodel.sweeps.files import merged, read_file
 from perfmodel.sweeps.given import (
     DTypeName,
     as_table,
-    check_options,
     check_same_policies,
     checked_dtype,
-    checked_metrics,
+    distinct,
     first_value,
     policies_of_axes,
 )
@@ -100,9 +109,14 @@ class Request:
         """
         given = as_table("axes", axes)
         table = {} if cases is None else read_cases(cases)
+        source = "cases" if cases is None else cases_name(cases)
+        asked, kind = metric_names(metrics), checked_dtype(dtype)
+        drawn = None if sample is None else Sample.of(sample)
         inputs = {"model": model, "system": system, "trace": trace, "loss": losses}
         for name in FILES:
-            inputs[name] = first_value(name, given, table) or inputs[name]
+            first = first_value(name, given, table)
+            inputs[name] = inputs[name] if first is None or (isinstance(first, str | list) and not first) else first
+        _check_cases(table, source)
         together = zip_groups(zip)
         zipped = [name for group in together for name in group]
         policies = policies_of_axes(given, table, zipped)
@@ -117,9 +131,8 @@ class Request:
             model, system, trace, texts, prompt=prompt, output=output, losses=inputs["loss"], layers=layers
         )
         on_grid = {name: values for name, values in given.items() if name != "policy" or name in zipped}
-        wanted = read_axes(scenario, on_grid, table, zipped)
-        check_options(scenario, (*wanted.written, *wanted.cases))
-        drawn = None if sample is None else Sample.of(sample)
+        wanted = read_axes(scenario, on_grid, table, zipped, source)
+        scenario.check_varied((*wanted.written, *wanted.cases))
         design = lay_out(scenario, wanted, together, drawn)
         recipe = {
             "axes": wanted.written,
@@ -127,13 +140,13 @@ class Request:
             "cases": None if cases is None else cases_reference(cases, wanted.cases),
             "sample": None if drawn is None else drawn._asdict(),
         }
-        return cls(scenario, design, checked_metrics(metrics), checked_dtype(dtype), recipe)
+        return cls(scenario, design, asked, kind, recipe)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **changes: Any) -> "Request":
         """A sweep from a TOML file with ``kind = "sweep"``.
 
-        Keys are the parameters of `of` (``loss`` for the loss table); axes are the table ``[axes]``, samples the table
+        Keys are the parameters of `of` (``losses`` also as ``loss``); axes are the table ``[axes]``, samples the table
         ``[sample]``. Relative paths start at the folder of the file.
 
         Parameters
@@ -142,9 +155,16 @@ class Request:
 
         Raises
         ------
-        PerfModelError : a file that cannot be read, an unknown key (with close matches), or anything `of` refuses.
+        PerfModelError : a file that cannot be read, an unknown key (with close matches), or anything `of` refuses; it
+            names the file, and what replaced parts of it.
         """
-        return cls.of(**merged(read_file(path), changes))
+        parameters = merged(read_file(path), changes)
+        try:
+            return cls.of(**parameters)
+        except PerfModelError as error:
+            others = [name for name, value in changes.items() if value not in (None, {})]
+            changed = f" (with other {', '.join(others)})" if others else ""
+            raise type(error)(f"{path_text(Path(os.fsdecode(path)))}{changed}: {error}") from None
 
     @classmethod
     def from_dict(cls, data: Any) -> "Request":
@@ -189,84 +209,19 @@ class Request:
         infeasible: dict[str, int] = {}
         outer = next((d for d, table in enumerate(tables) if "policy" in table), None)
         if outer is None:
-            self._price_policy(self.scenario.policies[0], tables, (), found, infeasible)
+            fill_prices(self.scenario, self.scenario.policies[0], tables, found, infeasible)
         else:
             for chosen, place in groups(tables[outer], ["policy"]):
                 rule = self.scenario.policy(chosen["policy"])
-                self._price_policy(rule, tables, (outer, place), found, infeasible)
+                fill_prices(self.scenario, rule, tables, found, infeasible, (outer, place))
         return Priced(found, infeasible)
 
-    def _price_policy(
-        self,
-        rule: Policy,
-        tables: Sequence[Mapping[str, NDArray[Any]]],
-        where: tuple[int, Any] | tuple[()],
-        found: Mapping[str, NDArray[Any]],
-        infeasible: dict[str, int],
-    ) -> None:
-        """Fill in one policy; ``where`` it is priced: a dimension and the positions along it, or everywhere.
 
-        Every distinct plan is priced once, for all hardware values together; along dimensions that do not matter to
-        the policy, the same prices are repeated.
-        """
-        outer: list[Any] = [slice(None)] * len(tables)
-        if where:
-            outer[where[0]] = where[1]
-        own = [{name: values[at] for name, values in table.items()} for table, at in zip(tables, outer, strict=True)]
-        plans = [list(groups(table, [n for n in table if self._decides(rule, n)])) for table in own]
-        hardware = [[n for n in table if self._axis_kind(n) == "hardware"] for table in own]
-        for combination in itertools.product(*plans):
-            settings = {name: value for part, _ in combination for name, value in part.items()}
-            arrays = {
-                name: own[d][name][at].reshape(_along(d, len(own)))
-                for d, (_, at) in enumerate(combination)
-                for name in hardware[d]
-            }
-            reasons: dict[str, int] = {}
-            prices = self.scenario.prices(rule, settings, arrays, self.metrics, infeasible=reasons)
-            places = [_inside(out, at) for out, (_, at) in zip(outer, combination, strict=True)]
-            target = _index(places, tables)
-            for name, values in prices.items():
-                found[name][target] = values
-            if reasons:
-                repeats = found[self.metrics[0]][target].size // prices[self.metrics[0]].size
-                for reason, count in reasons.items():
-                    infeasible[reason] = infeasible.get(reason, 0) + count * repeats
-
-    def _axis_kind(self, name: str) -> str:
-        return self.scenario.axis(name).kind
-
-    def _decides(self, rule: Policy, name: str) -> bool:
-        """Whether an axis, hardware aside, matters to a policy."""
-        kind = self._axis_kind(name)
-        if kind == "option":
-            return has_option(rule, name.removeprefix("policy."))
-        return kind not in ("hardware", "policy")
-
-
-def _along(dimension: int, ndim: int) -> tuple[int, ...]:
-    return tuple(-1 if d == dimension else 1 for d in range(ndim))
-
-
-def _inside(outer: Any, inner: Any) -> Any:
-    """Positions ``inner`` among the positions ``outer``."""
-    whole = slice(None)
-    if isinstance(outer, slice) and outer == whole:
-        return inner
-    if isinstance(inner, slice) and inner == whole:
-        return outer
-    if isinstance(outer, slice):
-        return (
-            slice(outer.start + inner.start, outer.start + inner.stop)
-            if isinstance(inner, slice)
-            else inner + outer.start
-        )
-    return outer[inner]
-
-
-def _index(places: Sequence[Any], tables: Sequence[Mapping[str, NDArray[Any]]]) -> tuple[Any, ...]:
-    """An index of the rectangle of these positions."""
-    if all(isinstance(place, slice) for place in places):
-        return tuple(places)
-    sizes = (len(next(iter(table.values()))) for table in tables)
-    return np.ix_(*(np.arange(size)[place] for size, place in zip(sizes, places, strict=True)))
+def _check_cases(table: Mapping[str, Sequence[Any]], source: str) -> None:
+    """Refuse files and policies in a table of cases with the name of the table."""
+    for name in (*FILES, "policy"):
+        for value in distinct(table.get(name, ())):
+            try:
+                named_policies(value) if name == "policy" else load_input(name, value)
+            except PerfModelError as error:
+                raise PerfModelError(f"{source}: column {name}: {error}") from None

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.base import shown, suggestion
+from perfmodel.scenario import numbers
 from perfmodel.sweeps.axes import Range
 
 METHODS = ("sobol", "lhs")
-_MOST = 1 << 30
+#: Numbers that are drawn at once, over all axes: about 2 GB while they are drawn.
+MOST_NUMBERS = 1 << 26
 _FORM = "allowed METHOD:N[:SEED] with METHOD sobol or lhs, such as sobol:1024"
 
 
@@ -23,11 +25,6 @@ class Sample(NamedTuple):
     method: Literal["sobol", "lhs"]
     n: int
     seed: int = 0
-
-    @property
-    def text(self) -> str:
-        """The form of the command line."""
-        return f"{self.method}:{self.n}:{self.seed}"
 
     @classmethod
     def of(cls, given: object) -> "Sample":
@@ -53,17 +50,23 @@ class Sample(NamedTuple):
                 close = suggestion(str(key), cls._fields)
                 raise PerfModelError(f"sample: unknown key {shown(key)}{close}; allowed: {', '.join(cls._fields)}")
         method, n, seed = table.get("method", "sobol"), table.get("n"), table.get("seed", 0)
-        if method not in METHODS:
+        if not isinstance(method, str) or method not in METHODS:
             raise PerfModelError(f"sample: method: found {shown(method)}, allowed {' | '.join(METHODS)}")
-        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _MOST:
-            raise PerfModelError(f"sample: n: found {shown(n)}, allowed a whole number from 1 to {_MOST}")
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-            raise PerfModelError(f"sample: seed: found {shown(seed)}, allowed a whole number from 0 to 2^63 - 1")
-        return cls(method, n, seed)
+        count, start = numbers.whole(n), numbers.whole(seed)
+        if count is None or not 1 <= count <= MOST_NUMBERS:
+            raise PerfModelError(
+                f"sample: n: found {shown(numbers.plain(n))}, allowed a whole number from 1 to {MOST_NUMBERS}"
+                " (samples are held in memory, a grid is not)"
+            )
+        if start is None or not 0 <= start < 2**63:
+            raise PerfModelError(
+                f"sample: seed: found {shown(numbers.plain(seed))}, allowed a whole number from 0 to 2^63 - 1"
+            )
+        return cls("sobol" if method == "sobol" else "lhs", count, start)
 
 
 def _whole(digits: str) -> int:
-    return int(digits) if len(digits) < 20 else _MOST**3
+    return int(digits) if len(digits) < 20 else 2**64
 
 
 def draw(sample: Sample, ranges: Mapping[str, tuple[Range, bool]]) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]:
@@ -71,7 +74,16 @@ def draw(sample: Sample, ranges: Mapping[str, tuple[Range, bool]]) -> tuple[dict
 
     ranges : by axis, where to draw from, and whether values must be whole. Whole numbers of a range, both ends
     included, are all equally likely (in a log range: as likely as their share of the logarithm).
+
+    Raises
+    ------
+    PerfModelError : more than `MOST_NUMBERS` numbers in all, which are held in memory.
     """
+    if sample.n * len(ranges) > MOST_NUMBERS:
+        raise PerfModelError(
+            f"sample: {sample.n:,} points of {len(ranges)} axes; samples are held in memory, allowed at most"
+            f" {MOST_NUMBERS // len(ranges):,} points of so many axes: draw fewer, or use a grid (start:stop:count)"
+        )
     from scipy.stats import qmc
 
     generator = np.random.default_rng(sample.seed)
@@ -82,11 +94,12 @@ def draw(sample: Sample, ranges: Mapping[str, tuple[Range, bool]]) -> tuple[dict
         unit = kind(len(ranges), seed=generator).random(sample.n)
     if sample.method == "sobol" and sample.n & (sample.n - 1):
         notes.append(f"a Sobol sequence is balanced only for powers of two, and {sample.n} is none")
-    found = {name: _scale(unit[:, i], *how) for i, (name, how) in enumerate(ranges.items())}
+    found = {name: scaled(unit[:, i], *how) for i, (name, how) in enumerate(ranges.items())}
     return found, tuple(notes)
 
 
-def _scale(unit: NDArray[np.float64], span: Range, whole: bool) -> NDArray[Any]:
+def scaled(unit: NDArray[np.float64], span: Range, whole: bool) -> NDArray[Any]:
+    """Values of a range for numbers from 0 to 1 (see `draw`)."""
     low, high = span.low, span.high + 1 if whole else span.high
     values = low * np.exp(unit * math.log(high / low)) if span.log else low + unit * (high - low)
     if whole:

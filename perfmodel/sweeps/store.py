@@ -1,23 +1,36 @@
 """Sweeps on disk: finished blocks are kept, so that a killed sweep goes on where it stopped.
 
-A sweep is a Zarr folder with two files of its own. The manifest says what is computed and how it is cut into blocks,
-one Zarr chunk of every metric a block; the journal gets a line after each block. A line is written only when the
-chunk files it speaks of are on the disk, so what the journal lists is whole, whenever the process dies. The folder
-appears under its name together with its manifest, and only one process at a time holds it.
+A sweep is a Zarr folder (see ``folder.py``), cut into blocks, one Zarr chunk of every metric a block. Beside the
+manifest there is a journal that gets a line after each block. A line is written only when the chunk files it speaks
+of are on the disk, so what the journal lists is whole, whenever the process dies. The folder appears under its name
+together with its manifest, and only one process at a time holds it.
 """
 
+import contextlib
 import json
 import os
-import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, PlacementError
+from perfmodel.hardware.files import path_text
 from perfmodel.paths import replace_when_done
-from perfmodel.sweeps.dataset import FORMAT, MANIFEST, consolidate, template
+from perfmodel.sweeps import folder as folders
+from perfmodel.sweeps.dataset import template
 from perfmodel.sweeps.design import Block
+from perfmodel.sweeps.folder import (
+    FORMAT,
+    MANIFEST,
+    beside,
+    discard,
+    flush,
+    in_words,
+    put_back,
+    put_in_place,
+    read_manifest,
+)
+from perfmodel.sweeps.identity import differences, rests_on
 from perfmodel.sweeps.provenance import closing_attributes
 from perfmodel.sweeps.request import Priced, Request
 
@@ -28,11 +41,11 @@ class Store:
     """A sweep on disk, finished or not; build it with `open_store`, inside `claim`.
 
     path : the Zarr folder. request : what is computed. blocks : all of them, in order. done : the lines of the
-    journal by number of block. complete : whether nothing is left to do.
+    journal by number of block. complete : whether nothing is left to do. new : whether this process made it.
     """
 
-    def __init__(self, path: Path, request: Request, manifest: Mapping[str, Any]) -> None:
-        self.path, self.request = path, request
+    def __init__(self, path: Path, request: Request, manifest: Mapping[str, Any], *, new: bool = False) -> None:
+        self.path, self.request, self.new = path, request, new
         self.points_per_block = int(manifest["points_per_block"])
         self.blocks: Sequence[Block] = request.design.blocks(self.points_per_block)
         self.complete = bool(manifest["complete"])
@@ -42,11 +55,17 @@ class Store:
             import zarr
 
             try:
-                group = zarr.open_group(str(path), mode="r+", use_consolidated=False)
-                self._arrays: dict[str, Any] = {name: _every_chunk(group[name]) for name in request.metrics}
-            except (OSError, ValueError, KeyError) as error:
-                raise PerfModelError(f"{path}: damaged ({error}); begin anew with --overwrite") from None
+                folders.check_sizes(path, manifest["bytes"])
+                # By name, so that other files in the folder do not matter.
+                self._arrays: dict[str, Any] = {
+                    name: _every_chunk(zarr.open_array(str(path / name), mode="r+")) for name in request.metrics
+                }
+                json.loads((path / "zarr.json").read_text(encoding="utf-8"))
+            except Exception as error:  # Zarr raises many kinds of errors when its files are changed
+                what = " ".join(str(error).split())[:200] or type(error).__name__
+                raise PerfModelError(f"{path_text(path)}: damaged ({what}); begin anew with --overwrite") from None
             self._read_journal()
+            self._own = self._identity()
 
     @property
     def pending(self) -> Iterator[Block]:
@@ -54,45 +73,97 @@ class Store:
         return iter(()) if self.complete else (block for block in self.blocks if block.index not in self.done)
 
     def write(self, block: Block, priced: Priced) -> None:
-        """Put a block on the disk, and then its line into the journal."""
-        for name, array in self._arrays.items():
-            array[block.slices] = priced.values[name]
-            _flush(self._chunk(array, block))
-        line = {"block": block.index, "infeasible": priced.infeasible}
-        with (self.path / JOURNAL).open("a", encoding="utf-8") as journal:
-            journal.write(json.dumps(line) + "\n")
-            journal.flush()
-            os.fsync(journal.fileno())
-        self.done[block.index] = line
-
-    def close(self, infeasible: Mapping[str, int]) -> None:
-        """Mark the sweep as complete, with the attributes that only the whole of it can tell.
-
-        infeasible : number of points without a plan, by reason.
+        """Put a block on the disk, and then its line into the journal.
 
         Raises
         ------
-        PerfModelError : not a single point has a plan; the output is then what it was before.
+        PerfModelError : the disk is full or gone, or the folder was removed, moved or replaced meanwhile.
         """
-        import zarr
+        with self._in_words():
+            size = 0
+            for name, array in self._arrays.items():
+                self._check_there()
+                array[block.slices] = priced.values[name]
+                chunk = self._chunk(name, array, block)
+                flush(chunk)
+                size += chunk.stat().st_size
+            line = {"block": block.index, "bytes": size, "infeasible": priced.infeasible}
+            self._check_there()
+            with (self.path / JOURNAL).open("a", encoding="utf-8") as journal:
+                journal.write(json.dumps(line) + "\n")
+                journal.flush()
+                os.fsync(journal.fileno())
+        self.done[block.index] = line
 
+    def close(self) -> None:
+        """Mark the sweep as complete, with the attributes that only the whole of it can tell.
+
+        Raises
+        ------
+        PlacementError : not a single point has a plan; the output is then what it was before.
+        PerfModelError : as in `write`; or blocks were lost.
+        """
         try:
-            attributes = closing_attributes(self.request, infeasible)
-        except PerfModelError:
-            _discard(self.path)
-            if _previous(self.path).exists():
-                _previous(self.path).rename(self.path)
+            attributes = closing_attributes(self.request, self.infeasible)
+        except PlacementError:
+            self._undo()
             raise
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the two files that are not Zarr's
-            zarr.open_group(str(self.path), mode="r+", use_consolidated=False).attrs.update(attributes)
-        consolidate(self.path)
-        self._manifest["complete"] = True
-        _write_manifest(self.path, self._manifest)
+        with self._in_words():
+            self._check_there()
+            names = list(template(self.request).variables)
+            stated = folders.sizes(self.path, map(str, names))
+            metadata = sum((self.path / name / "zarr.json").stat().st_size for name in self._arrays)
+            chunks = sum(line["bytes"] for line in self.done.values())
+            if sum(stated[name] for name in self._arrays) != metadata + chunks:
+                raise PerfModelError(
+                    f"{path_text(self.path)}: blocks were lost or changed while others were written; compute them"
+                    " again with --resume"
+                )
+            folders.gather(self.path, map(str, names), attributes)
+            self._manifest |= {"complete": True, "bytes": stated}
+            folders.write_json(self.path / MANIFEST, self._manifest)
         self.complete = True
-        (self.path / JOURNAL).unlink()
-        _discard(_previous(self.path))
+        with contextlib.suppress(OSError):  # what is left of the way here; the sweep itself is whole
+            (self.path / JOURNAL).unlink()
+            discard(beside(self.path, "previous"))
+
+    def give_up(self) -> None:
+        """Leave no store behind that this process made and that holds no block: the output is what it was before."""
+        if self.new and not self.done and not self.complete:
+            self._undo()
+
+    @property
+    def infeasible(self) -> dict[str, int]:
+        """Number of points without a plan by reason; in the order of blocks, whatever the order they were done in."""
+        return merged({number: line["infeasible"] for number, line in self.done.items()})
+
+    def _undo(self) -> None:
+        if self._is_there():
+            discard(self.path)
+        put_back(self.path)
+
+    def _identity(self) -> tuple[int, ...]:
+        """What tells this folder from another one of the same name."""
+        own, manifest = self.path.stat(), (self.path / MANIFEST).stat()
+        return own.st_dev, own.st_ino, manifest.st_ino, manifest.st_mtime_ns
+
+    def _is_there(self) -> bool:
+        try:
+            return self._identity() == self._own
+        except OSError:
+            return False
+
+    def _check_there(self) -> None:
+        """Zarr makes folders that it does not find, so it must not be asked to write when this one is gone."""
+        if not self._is_there():
+            raise PerfModelError(
+                f"{path_text(self.path)}: was removed, moved or replaced while it was written, so nothing more is"
+                " written; if its folder still exists, move it back and go on with --resume"
+            )
+
+    def _in_words(self) -> Any:
+        kept = "what is finished is kept, go on with --resume" if self.done or not self.new else "nothing was finished"
+        return written(self.path, kept)
 
     def _read_journal(self) -> None:
         """Take over what is whole: complete lines, of blocks whose chunks are all there."""
@@ -102,11 +173,11 @@ class Store:
             try:
                 entry = json.loads(line)
                 block = self.blocks[entry["block"]]
-                whole = line.endswith(b"\n") and isinstance(entry["infeasible"], dict)
-            except (ValueError, KeyError, TypeError, IndexError):  # cut off in the middle
+                whole = line.endswith(b"\n") and isinstance(entry["infeasible"], dict) and entry["block"] >= 0
+                if whole and entry["bytes"] == self._bytes(block):
+                    self.done[block.index] = entry
+            except (OSError, ValueError, KeyError, TypeError, IndexError):  # cut off in the middle, or lost
                 continue
-            if whole and all(self._chunk(array, block).is_file() for array in self._arrays.values()):
-                self.done[block.index] = entry
         # What the dead process was writing: half a line, and files under temporary names.
         with replace_when_done(journal) as temporary:
             temporary.write_text("".join(json.dumps(entry) + "\n" for entry in self.done.values()), encoding="utf-8")
@@ -114,10 +185,13 @@ class Store:
             for stray in (self.path / name).glob("*.partial"):
                 stray.unlink()
 
-    def _chunk(self, array: Any, block: Block) -> Path:
+    def _bytes(self, block: Block) -> int:
+        return sum(self._chunk(name, array, block).stat().st_size for name, array in self._arrays.items())
+
+    def _chunk(self, name: str, array: Any, block: Block) -> Path:
         """File of a block in the folder of a metric."""
         place = tuple(cut.start // size for cut, size in zip(block.slices, array.chunks, strict=True))
-        return self.path / str(array.basename) / str(array.metadata.encode_chunk_key(place))
+        return self.path / name / str(array.metadata.encode_chunk_key(place))
 
 
 def open_store(
@@ -137,64 +211,59 @@ def open_store(
     Raises
     ------
     PerfModelError : the path holds something else than a sweep, an unfinished sweep without ``resume`` and
-        ``overwrite``, or with ``resume`` a sweep with other inputs.
+        ``overwrite``, with ``resume`` a sweep with other inputs; or the place cannot be written.
     """
-    manifest = read_manifest(path)
-    if manifest is not None and resume:
-        _check_same(path, manifest, request)
-        return Store(path, request, manifest)
-    if manifest is not None and not manifest["complete"] and not overwrite:
-        raise PerfModelError(
-            f"{path}: holds an unfinished sweep; go on with --resume, or begin anew with --overwrite (in Python:"
-            " resume=True, overwrite=True)"
-        )
-    fresh = _create(path, request, points_per_block())
-    if manifest is not None:
-        if manifest["complete"]:
-            _discard(_previous(path))
-            path.rename(_previous(path))
-        else:
-            _discard(path)
-    fresh.rename(path)
-    found = read_manifest(path)
-    assert found is not None  # it was written just now
-    return Store(path, request, found)
+    with written(path, "nothing was changed"):
+        put_back(path)
+        manifest = read_manifest(path, "; it is left alone, choose another output")
+        if manifest is not None and resume:
+            _check_same(path, manifest, request)
+            return Store(path, request, manifest)
+        if manifest is not None and not manifest["complete"] and not overwrite:
+            raise PerfModelError(
+                f"{path_text(path)}: holds an unfinished sweep; go on with --resume, or begin anew with --overwrite"
+                " (in Python: resume=True, overwrite=True)"
+            )
+        fresh = beside(path, "new")
+        try:
+            stated = _create(fresh, request, points_per_block())
+            if manifest is not None and not manifest["complete"]:
+                discard(path)
+            put_in_place(fresh, path)
+        finally:
+            discard(fresh)
+        return Store(path, request, stated, new=True)
 
 
-def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest of a sweep, or None where nothing is; PerfModelError where something else is."""
-    if not os.path.lexists(path):
-        return None
+@contextlib.contextmanager
+def written(path: Path, kept: str) -> Iterator[None]:
+    """A disk that is full, or gone, in words, and what becomes of what was written before."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] == FORMAT and manifest["points_per_block"] >= 1 and manifest["complete"] in (True, False):
-            return dict(manifest)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise PerfModelError(
-        f"{path}: exists and is no sweep that this version of perfmodel wrote; it is left alone, choose another output"
-    )
+        yield
+    except OSError as error:
+        raise PerfModelError(f"{path_text(path)}: cannot be written ({in_words(error)}); {kept}") from None
 
 
-def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    with replace_when_done(folder / MANIFEST) as temporary:
-        temporary.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        _flush(temporary)
+def merged(infeasible: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
+    """Counts of all blocks by reason, in the order of blocks."""
+    found: dict[str, int] = {}
+    for number in sorted(infeasible):
+        for reason, count in infeasible[number].items():
+            found[reason] = found.get(reason, 0) + count
+    return found
 
 
-def _create(path: Path, request: Request, points_per_block: int) -> Path:
-    """A store without results under a temporary name: coordinates, empty metrics, manifest."""
+def _create(folder: Path, request: Request, points_per_block: int) -> dict[str, Any]:
+    """A store without results: coordinates, empty metrics, manifest, which is returned."""
     import zarr
     from zarr.codecs import BloscCodec
 
-    folder = path.with_name(f".{path.name}.new")
-    _discard(folder)
+    discard(folder)
     frame = template(request)
-    frame.drop_vars(list(frame.data_vars)).to_zarr(folder, mode="w", zarr_format=3, consolidated=False)
-    group = zarr.open_group(str(folder), mode="r+", use_consolidated=False)
+    folders.write_arrays(frame.drop_vars(list(frame.data_vars)), folder)
     for name, variable in frame.data_vars.items():
-        group.create_array(
-            str(name),
+        zarr.create_array(
+            str(folder / str(name)),
             shape=variable.shape,
             chunks=request.design.chunks(points_per_block),
             dtype=request.dtype,
@@ -204,66 +273,35 @@ def _create(path: Path, request: Request, points_per_block: int) -> Path:
             compressors=BloscCodec(cname="lz4", clevel=5, shuffle="shuffle"),
             chunk_key_encoding={"name": "default", "separator": "."},  # all chunks in one folder
         )
+    folders.gather(folder, map(str, frame.variables))
     manifest = {
         "format": FORMAT,
         "key": request.key(),
         "request": request.to_dict(),
+        "rests_on": rests_on(request.scenario, request.design),
         "points_per_block": points_per_block,
         "blocks": len(request.design.blocks(points_per_block)),
+        "bytes": folders.sizes(folder, map(str, frame.coords)),
         "complete": False,
     }
-    _write_manifest(folder, manifest)
-    return folder
+    folders.write_json(folder / MANIFEST, manifest)
+    return manifest
 
 
 def _check_same(path: Path, manifest: Mapping[str, Any], request: Request) -> None:
     if manifest.get("key") == request.key():
         return
-    before, now = _flat(manifest.get("request")), _flat(json.loads(json.dumps(request.to_dict())))
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    what = "; ".join(
-        f"{name or 'request'}: {_short(before.get(name))} there, {_short(now.get(name))} here" for name in names[:3]
+    differ = differences(
+        (manifest.get("request"), manifest.get("rests_on")),
+        (request.to_dict(), rests_on(request.scenario, request.design)),
     )
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
     raise PerfModelError(
-        f"{path}: is a sweep with other inputs ({what or 'its files or versions differ'}{more}); give the same ones,"
-        " another output, or --overwrite without --resume"
+        f"{path_text(path)}: is a sweep with other inputs ({'; '.join(differ[:3]) or 'other contents'}{more}); give the"
+        " same ones, another output, or --overwrite without --resume"
     )
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Nested tables as one, by dotted names."""
-    if not isinstance(value, dict):
-        return {name: value}
-    found: dict[str, Any] = {}
-    for key, inner in value.items():
-        found |= _flat(inner, f"{name}.{key}" if name else str(key))
-    return found
-
-
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _every_chunk(array: Any) -> Any:
     """The same array, written with one chunk for every block, also where no point could be priced."""
     return array.with_config({"write_empty_chunks": True})
-
-
-def _flush(file: Path) -> None:
-    """Wait until a file is on the disk."""
-    handle = os.open(file, os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _previous(path: Path) -> Path:
-    return path.with_name(f".{path.stem}.previous{path.suffix}")
-
-
-def _discard(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)

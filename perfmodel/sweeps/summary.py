@@ -23,7 +23,8 @@ class Range(NamedTuple):
     """A metric of one policy over all points.
 
     policy : its text, or None where policies do not have a dimension of their own. low, high : None where no point
-    could be priced. best : axis values at the best point. empty : points without a value.
+    could be priced. best : axis values at the best point. any : those axes along which the metric does not change from
+    there, so that any of their values is as good. empty : points without a value.
     """
 
     policy: str | None
@@ -33,11 +34,12 @@ class Range(NamedTuple):
     high: float | None
     better: str
     best: dict[str, Any]
+    any: tuple[str, ...]
     empty: int
 
 
 def ranges(dataset: "xr.Dataset") -> list[Range]:
-    """The range of every metric, by policy where there is more than one."""
+    """The range of every metric, by policy where policies are a dimension."""
     found = []
     for name in dataset.data_vars:
         variable = dataset[name]
@@ -52,7 +54,7 @@ def ranges(dataset: "xr.Dataset") -> list[Range]:
 def _range(policy: str | None, values: "xr.DataArray") -> Range:
     one = metric(str(values.name))
     empty, low, high = 0, math.inf, -math.inf
-    best: dict[str, Any] = {}
+    place: list[int] = []
     for cut in _cuts(values):
         chunk = np.asarray(values[cut].values)
         missing = int(np.isnan(chunk).sum())
@@ -65,9 +67,23 @@ def _range(policy: str | None, values: "xr.DataArray") -> Range:
         if improved:  # so of equal points the first one
             flat = np.nanargmin(chunk) if one.better == "lower" else np.nanargmax(chunk)
             inside = np.unravel_index(int(flat), chunk.shape)
-            best = _at(values, [int(i) + part.start for i, part in zip(inside, cut, strict=True)])
-    priced = low <= high
-    return Range(policy, one.name, one.unit, low if priced else None, high if priced else None, one.better, best, empty)
+            place = [int(i) + part.start for i, part in zip(inside, cut, strict=True)]
+    if low > high:
+        return Range(policy, one.name, one.unit, None, None, one.better, {}, (), empty)
+    best = _at(values, place)
+    return Range(policy, one.name, one.unit, low, high, one.better, best, _any(values, place), empty)
+
+
+def _any(values: "xr.DataArray", place: list[int]) -> tuple[str, ...]:
+    """Axes along which every value is the one at a place."""
+    here = dict(zip(values.dims, place, strict=True))
+    found: list[str] = []
+    for dim, size in zip(values.dims, values.shape, strict=True):
+        if size > 1:
+            line = np.asarray(values.isel({name: i for name, i in here.items() if name != dim}).values)
+            if (line == line[0]).all():
+                found += [str(name) for name, axis in values.coords.items() if axis.dims == (dim,)]
+    return tuple(found)
 
 
 def _at(values: "xr.DataArray", place: list[int]) -> dict[str, Any]:

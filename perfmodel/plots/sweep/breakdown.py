@@ -12,10 +12,11 @@ from perfmodel.errors import PerfModelError
 from perfmodel.evaluation import PARTS
 from perfmodel.plots.drawing import beside, handles, leave_room, name_rows, stack
 from perfmodel.plots.style import PAGE, PART_LOOKS
+from perfmodel.plots.sweep.axes import Axis, Fixed
 from perfmodel.plots.sweep.labels import axis_words, fixed_words, names_of, together_words, value_words
 from perfmodel.plots.sweep.origin import origin_words
 from perfmodel.plots.sweep.page import legend_above, page
-from perfmodel.plots.sweep.selection import Axis, Fixed, Sweep, settings_of
+from perfmodel.plots.sweep.selection import Sweep, settings_of
 from perfmodel.plots.words import folded, number
 from perfmodel.sweeps.dataset import scenario_of
 
@@ -42,7 +43,7 @@ def breakdown_figure(
     dataset : a sweep. Where it does not hold the times of all parts, they are computed again from its provenance.
     x : an axis whose values are the rows, for one policy; by default the policies are the rows.
     policy : policies to draw; by default all.
-    at : values of the other axes; by default the first value, which the caption then names.
+    at : values of the other axes; by default those nearest the scenario's own, as the caption says.
 
     Raises
     ------
@@ -59,7 +60,7 @@ def breakdown_figure(
     else:
         if len(shown) != 1:
             raise PerfModelError(
-                f"policy of the plot: found {len(shown)} along the axis {along.name}, allowed one; choose with policy"
+                f"plot: found {len(shown)} policies along the axis {along.name}, allowed one; choose with --policy"
             )
         sweep, fixed = whole.fix(at, [along.dim])
         places = _evenly(along)
@@ -121,7 +122,7 @@ def _parts(
     here = list(fixed)
     if along is not None and place is not None:
         here += [
-            Fixed(one, one.values[[place]].tolist()[0], True) for one in sweep.axes.values() if one.dim == along.dim
+            Fixed(one, one.values[[place]].tolist()[0], "chosen") for one in sweep.axes.values() if one.dim == along.dim
         ]
     scenario = scenario_of(sweep.dataset)
     priced = scenario.prices(policy, settings_of(scenario, here), {}, names)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from perfmodel.plots.drawing import handles
 from perfmodel.plots.style import BLACK, COLUMN, GREY, LINES, PAGE, Line
-from perfmodel.plots.sweep.labels import fixed_words, names_of
+from perfmodel.plots.sweep.labels import fixed_words, log_axis, names_of, with_log
 from perfmodel.plots.sweep.origin import origin_words
 from perfmodel.plots.sweep.page import legend_above, page, panel_titles
 from perfmodel.plots.sweep.selection import Sweep, settings_of
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 #: Policies that are drawn at once.
 _MOST = 8
-#: Medians that differ by more than this factor get panels of their own, or every curve would look upright.
-_FAR_APART = 3.0
+#: Medians that differ by more than the first factor share a logarithmic axis; by more than the second, none.
+_LOG, _FAR_APART = 3.0, 100.0
 _BOX = {"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none"}
 _MARKS = ((50, "o", "white"), (99, "s", BLACK))
 
@@ -45,7 +45,7 @@ def cdf_figure(
     ----------
     dataset : a sweep whose inputs have names or paths.
     policy : policies to draw, at most eight; by default all.
-    at : values of the axes; by default the first value, which the caption then names.
+    at : values of the axes; by default those nearest the scenario's own, as the caption says.
 
     Raises
     ------
@@ -62,7 +62,8 @@ def cdf_figure(
         times[one] = 1e3 * run.token_times(hardware_point(run.system))
     names = names_of(whole)
     medians = [float(np.median(values)) for values in times.values()]
-    apart = max(medians) > _FAR_APART * min(medians) and len(shown) > 1
+    apart = max(medians) > _FAR_APART * min(medians)
+    log = not apart and max(medians) > _LOG * min(medians)
     count = len(shown) if apart else 1
     columns = min(count, 4)
     rows = -(-count // columns)
@@ -93,7 +94,7 @@ def cdf_figure(
                 words = _quantiles(times[shown[i]], "\n")
                 axes.text(0.97, 0.05, words, transform=axes.transAxes, ha="right", va="bottom", bbox=_BOX)
             if i < count:
-                _finish(axes, first=i % columns == 0)
+                _finish(axes, first=i % columns == 0, log=log)
         found = handles(*grid.flat)
         legend_above(figure, {label: found[label] for label in entries})
     return figure
@@ -118,16 +119,21 @@ def _curve(axes: Axes, times: NDArray[np.float64], look: Line, label: str) -> No
         )  # fmt: skip
 
 
-def _finish(axes: Axes, *, first: bool) -> None:
+def _finish(axes: Axes, *, first: bool, log: bool) -> None:
     low, high = axes.dataLim.intervalx
-    room = max(0.08 * (high - low), 0.02 * high)  # a spread of next to nothing must not fill the panel
-    axes.set_xlim(low - room, high + room)
+    label = "time per output token (ms)"
+    if log:
+        log_axis(axes, "x", low / 1.15, high * 1.15, 6)
+        label = with_log(label)
+    else:
+        room = max(0.08 * (high - low), 0.02 * high)  # a spread of next to nothing must not fill the panel
+        axes.set_xlim(low - room, high + room)
+        axes.locator_params(axis="x", nbins=4 if axes.get_title(loc="left") else 7)
+        axes.ticklabel_format(axis="x", useOffset=False)
     axes.set_ylim(0, 103)
-    axes.locator_params(axis="x", nbins=4 if axes.get_title(loc="left") else 7)
-    axes.ticklabel_format(axis="x", useOffset=False)
     axes.grid()
     for percent in (50, 99):
         axes.axhline(percent, color=GREY, linewidth=0.6, linestyle=":", zorder=1)
-    axes.set_xlabel("time per output token (ms)")
+    axes.set_xlabel(label)
     if first:
         axes.set_ylabel("output tokens (%)")

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from perfmodel.errors import PerfModelError
-from perfmodel.plots.sweep.kinds import check_kind, not_among
+from perfmodel.plots.sweep.kinds import check_dataset, check_kind, not_among
 
 if TYPE_CHECKING:
     import xarray
@@ -20,7 +19,8 @@ def sweep_figure(kind: str, dataset: xarray.Dataset, **options: Any) -> Figure:
     Parameters
     ----------
     kind : one of ``KINDS``.
-    dataset : from ``perfmodel.sweep`` or a file that it wrote; for ``tornado`` also from ``perfmodel.tornado``.
+    dataset : from ``perfmodel.sweep`` or a file that it wrote; for ``tornado``, ``sobol``, ``break-even`` and
+        ``pareto`` the answer of that name.
     options : those of the kind (see ``KINDS``); each is explained in its module, as in ``plots/sweep/speedup.py``.
         Options that are None count as not given.
 
@@ -32,13 +32,9 @@ def sweep_figure(kind: str, dataset: xarray.Dataset, **options: Any) -> Figure:
 
     given = check_kind(kind, options)
     if not isinstance(dataset, xr.Dataset):
-        raise not_among("dataset of the plot", dataset, ["an xarray.Dataset of a sweep"])
-    answer = dataset.attrs.get("kind", "sweep")
-    if answer != "sweep" and not answer == kind == "tornado":
-        raise PerfModelError(
-            f"dataset of the plot: found the answer {str(answer)[:40]!r}, allowed a sweep; only a tornado can be drawn"
-            " itself, as the kind tornado"
-        )
-    module = importlib.import_module(f"perfmodel.plots.sweep.{kind}")
-    figure: Figure = getattr(module, f"{kind}_figure")(dataset, **given)
+        raise not_among("dataset of plot", dataset, ["an xarray.Dataset of a sweep"])
+    check_dataset(kind, str(dataset.attrs.get("kind", "sweep")))
+    name = kind.replace("-", "_")
+    module = importlib.import_module(f"perfmodel.plots.sweep.{name}")
+    figure: Figure = getattr(module, f"{name}_figure")(dataset, **given)
     return figure

@@ -31,5 +31,6 @@ def gain_label(metric: Metric, baseline: str) -> str:
 
 def gain_sentence(metric: Metric, baseline: str) -> str:
     """What the ratio is, for the caption."""
-    above = f"{baseline} over ours" if metric.better == "lower" else f"ours over {baseline}"
-    return f"{gain_words(metric).capitalize()}: {metric_words(metric)}, {above}."
+    base = f"of the baseline ({baseline})"
+    above = f"{base} over that of the policy" if metric.better == "lower" else f"of the policy over that {base}"
+    return f"{gain_words(metric).capitalize()}: {metric_words(metric)} {above}."

@@ -12,16 +12,14 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patheffects import withStroke
-from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from perfmodel.errors import PerfModelError
-from perfmodel.plots.canvas import lay_out
 from perfmodel.plots.style import BLACK, COLUMN, PAGE
+from perfmodel.plots.sweep.axes import Axis, log_spaced
 from perfmodel.plots.sweep.gains import gain, gain_label, gain_sentence
+from perfmodel.plots.sweep.isolines import draw_isolines
 from perfmodel.plots.sweep.labels import (
     fixed_words,
     metric_label,
@@ -35,8 +33,8 @@ from perfmodel.plots.sweep.labels import (
     with_log,
 )
 from perfmodel.plots.sweep.origin import origin_words
-from perfmodel.plots.sweep.page import legend_above, page, panel_titles
-from perfmodel.plots.sweep.selection import Axis, Sweep, log_spaced
+from perfmodel.plots.sweep.page import legend_above, page, panel_titles, settle
+from perfmodel.plots.sweep.selection import Sweep
 
 if TYPE_CHECKING:
     import xarray
@@ -45,10 +43,7 @@ if TYPE_CHECKING:
 MOST_PANELS = 4
 #: Up to here every cell is drawn as a shape; more cells become an image.
 _MOST_SHAPES = 4000
-#: Lines of equal value bend this often between two points of the sweep.
-_FINER = 12
 _MISSING = "#D0D0D0"
-_LABEL_BOX = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 _EVEN = "break-even (1×)"
 
 
@@ -72,7 +67,7 @@ def heatmap_figure(
     baseline : show the gain over this policy [×]. Without it, the gain over MoNDE (else HOBBIT, else the first
         policy) is shown for all policies, and the metric itself where the sweep or ``policy`` has one policy only.
     policy : policies to draw, one panel each, at most four; by default all.
-    at : values of the axes that are not drawn; by default the first value, which the caption then names.
+    at : values of the axes that are not drawn; by default those nearest the scenario's own, as the caption says.
 
     Raises
     ------
@@ -85,10 +80,10 @@ def heatmap_figure(
     across = across or whole.longest("x", [up.dim] if up else [])
     up = up or whole.longest("y", [across.dim])
     if across.dim == up.dim:
-        raise PerfModelError(f"y of the plot: {up.name} and {across.name} run along the same dimension")
+        raise PerfModelError(f"plot --y: {up.name} and {across.name} run along the same dimension")
     for axis in (across, up):
         if len(np.unique(axis.values)) < 2:
-            raise PerfModelError(f"axis of the plot: {axis.name} has a single value, allowed two or more")
+            raise PerfModelError(f"plot: {axis.name} has a single value, allowed two or more")
     shown = whole.chosen(policy, len(whole.policies))
     base = None
     if baseline is not None or (policy is None and len(whole.policies) > 1):
@@ -96,7 +91,7 @@ def heatmap_figure(
         shown = [one for one in shown if one != base]
     if not 1 <= len(shown) <= MOST_PANELS:
         raise PerfModelError(
-            f"policy of the plot: found {len(shown)} to draw, allowed 1 to {MOST_PANELS}; choose with policy"
+            f"plot: found {len(shown)} policies to draw, allowed 1 to {MOST_PANELS}; choose with --policy"
         )
     sweep, fixed = whole.fix(at, [across.dim, up.dim])
     dims = [up.dim, across.dim]
@@ -114,7 +109,7 @@ def heatmap_figure(
         label = gain_label(kind, names[base])
     finite = np.concatenate([values[np.isfinite(values)] for values in tables.values()])
     if not len(finite):
-        raise PerfModelError(f"metric of the plot: {kind.name} has no value anywhere in this figure")
+        raise PerfModelError(f"plot --metric: {kind.name} has no value anywhere in this figure")
     sentences = [
         f"Colour: {metric_words(kind)}." if base is None else gain_sentence(kind, names[base]),
         _reading(tables, names, None if base is None else names[base]),
@@ -133,14 +128,12 @@ def heatmap_figure(
         figure,
         grid,
     ):
-        norm, labels = _norm(finite, base is not None), {}
+        norm = _norm(finite, base is not None)
         for i, (one, axes) in enumerate(zip(shown, grid.flat, strict=True)):
-            image, labels[one] = _draw(axes, across, up, tables[one], norm, base is not None)
+            image = _draw(axes, across, up, tables[one], norm, base is not None)
             axes.set_title(titles[i], loc="left")
             if i % columns:
                 axes.set_ylabel("")
-            if i + columns < count:
-                axes.set_xlabel("")
         bar = figure.colorbar(image, ax=list(grid.flat), pad=0.02, aspect=25)
         if isinstance(norm, LogNorm):
             bar.ax.yaxis.set_major_locator(FixedLocator(nice_ticks(*_ends(norm))))
@@ -154,9 +147,10 @@ def heatmap_figure(
             bar.ax.axhline(1.0, color=BLACK, linewidth=2.0)
         if crossed:
             legend_above(figure, {_EVEN: Line2D([], [], color=BLACK, linewidth=2.0)})
-        lay_out(figure)
+        settle(figure)
         for one, axes in zip(shown, grid.flat, strict=True):
-            _thin_out(labels[one], axes)
+            x_values, y_values = (np.sort(axis.values).astype(np.float64) for axis in (across, up))
+            draw_isolines(axes, x_values, y_values, tables[one], ratio=base is not None)
     return figure
 
 
@@ -186,9 +180,7 @@ def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.exp(edges) if log_spaced(values) else edges
 
 
-def _draw(
-    axes: Axes, across: Axis, up: Axis, table: NDArray[np.float64], norm: Normalize, ratio: bool
-) -> tuple[QuadMesh, list[Text]]:
+def _draw(axes: Axes, across: Axis, up: Axis, table: NDArray[np.float64], norm: Normalize, ratio: bool) -> QuadMesh:
     x, y = (np.sort(one.values).astype(np.float64) for one in (across, up))
     low, high = _ends(norm)
     both = ratio and low < 1 < high
@@ -203,66 +195,7 @@ def _draw(
     place_axis(axes, "y", up, most=7)
     axes.set_xlim(_edges(x)[0], _edges(x)[-1])
     axes.set_ylim(_edges(y)[0], _edges(y)[-1])
-    return image, _contours(axes, x, y, cells, ratio)
-
-
-def _contours(axes: Axes, x: NDArray[Any], y: NDArray[Any], cells: Any, ratio: bool) -> list[Text]:
-    """Lines of equal value with their values on them, so that colour is not needed to read one; 1 is thick.
-
-    Returns the labels, those of the break-even line first.
-    """
-    low, high = float(cells.min()), float(cells.max())
-    if not high > low or (low > 0 and high < 1.02 * low):
-        return []
-    levels = [level for level in (nice_ticks(low, high, 6) if low > 0 else []) if low < level < high]
-    if len(levels) < 2:
-        levels = np.linspace(low, high, 5)[1:-1].tolist()
-    crossed = ratio and low < 1 < high
-    if crossed:
-        levels = [level for level in levels if abs(np.log(level)) > 0.2]
-    labels: list[Text] = []
-    fine = _refined(x, y, cells.filled(np.nan))
-    for wanted, width in (([1.0] if crossed else [], 2.0), (levels, 0.7)):
-        if wanted:
-            lines = axes.contour(*fine, levels=wanted, colors=BLACK, linewidths=width)
-            lines.set_path_effects([withStroke(linewidth=width + 1.2, foreground="white")])
-            labels += axes.clabel(lines, fmt=lambda value: _short(value, ratio), fontsize=7, inline=False)
-    for text in labels:
-        text.set(rotation=0, clip_on=True, bbox=_LABEL_BOX, zorder=5)
-    return labels
-
-
-def _refined(
-    x: NDArray[np.float64], y: NDArray[np.float64], table: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], Any]:
-    """A table on more points, straight between its own on the axes as they are drawn; of ratios in their logarithm."""
-    log = bool((table[np.isfinite(table)] > 0).all())
-    values = np.log(table) if log else table
-    axes = []
-    for d, one in enumerate((y, x)):
-        place = np.log(one) if log_spaced(one) else one
-        steps = max(1, min(_FINER, 400 // len(one)))
-        finer = np.interp(np.arange((len(one) - 1) * steps + 1) / steps, np.arange(len(one)), place)
-        values = np.apply_along_axis(lambda row, to=finer, at=place: np.interp(to, at, row), d, values)
-        axes.append(np.exp(finer) if log_spaced(one) else finer)
-    return axes[1], axes[0], np.ma.masked_invalid(np.exp(values) if log else values)
-
-
-def _short(value: float, ratio: bool) -> str:
-    return f"{value:.3g}{'×' if ratio else ''}"
-
-
-def _thin_out(labels: list[Text], axes: Axes) -> None:
-    """Take away labels that would cover an earlier one or leave the panel."""
-    panel = axes.get_window_extent()
-    placed: list[Bbox] = []
-    for text in labels:
-        box = text.get_window_extent().padded(3)
-        inside = panel.x0 <= box.x0 and box.x1 <= panel.x1 and panel.y0 <= box.y0 and box.y1 <= panel.y1
-        if inside and not any(box.overlaps(other) for other in placed):
-            placed.append(box)
-        else:
-            text.remove()
+    return image
 
 
 def _reading(tables: Mapping[str, NDArray[np.float64]], names: Mapping[str, str], base: str | None) -> str:

@@ -11,8 +11,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 from perfmodel.evaluation import Metric
-from perfmodel.plots.sweep.selection import Axis, Fixed, Sweep, log_spaced
+from perfmodel.plots.sweep.axes import TABLES, Axis, Fixed, log_spaced
+from perfmodel.plots.sweep.selection import Sweep
 from perfmodel.plots.words import number, plain, policy_names
+from perfmodel.scenario.axis import FILES
 
 #: Unit in which a metric is shown, by the unit of its values: from this many of the latter on.
 _SCALES = {
@@ -36,6 +38,10 @@ _AXIS_WORDS = {"gpu": "GPU", "ndp": "NDP", "cpu": "CPU", "dram": "DRAM", "worklo
 _WORKLOAD = {"workload.prompt": "prompt", "workload.output": "output"}
 #: Endings of keys that repeat the unit.
 _UNIT_ENDING = re.compile(r"_(gb_per_s|tflop_per_s|gb|kb|us|ns|ghz|mt_s)(?=\.|$)")
+
+#: Keys whose words say nothing, such as ``n_ccd_l``: they are shown as they are written in a spec.
+_CODE = re.compile(r"(^|[._])(n_|tck)")
+_UNITS = {"token": "tokens", "us": "µs"}
 
 Which = Literal["x", "y"]
 
@@ -70,7 +76,12 @@ def metric_label(metric: Metric, unit: str) -> str:
 
 def with_unit(text: str, unit: str) -> str:
     """A label with its unit; a pure number has none."""
-    return f"{text} ({'tokens' if unit == 'token' else plain(unit)})" if unit not in ("", "1") else text
+    return f"{text} ({unit_words(unit)})" if unit not in ("", "1") else text
+
+
+def unit_words(unit: str) -> str:
+    """A unit as readers expect it."""
+    return _UNITS.get(unit, plain(unit))
 
 
 def with_log(label: str) -> str:
@@ -79,7 +90,9 @@ def with_log(label: str) -> str:
 
 
 def axis_words(name: str) -> str:
-    """An axis in words: ``link.bandwidth_gb_per_s`` is the link bandwidth."""
+    """An axis in words: ``link.bandwidth_gb_per_s`` is the link bandwidth; a key without words stays as it is."""
+    if _CODE.search(name):
+        return plain(name)
     if name in _WORKLOAD:
         return _WORKLOAD[name]
     words = re.sub("[._]", " ", _UNIT_ENDING.sub("", name)).split()
@@ -96,8 +109,9 @@ def value_words(axis: Axis, value: object) -> str:
     if not axis.numeric:
         return plain(value)
     # The space before a unit does not break, so that captions keep both in one line.
-    unit = "tokens" if axis.unit == "token" else plain(axis.unit)
-    return f"{float(str(value)):.4g}" + (f"\u00a0{unit}" if unit not in ("", "1") else "")
+    size = float(str(value))
+    shown = f"{size:.0f}" if size.is_integer() and abs(size) < 1e9 else f"{size:.4g}"
+    return shown + (f"\u00a0{unit_words(axis.unit)}" if axis.unit not in ("", "1") else "")
 
 
 def held_words(axis: Axis, value: object) -> str:
@@ -108,13 +122,32 @@ def held_words(axis: Axis, value: object) -> str:
 
 
 def fixed_words(fixed: Sequence[Fixed]) -> str:
-    """Sentences about the axes that are held at one value; those that nobody chose are named as such."""
-    sentences = []
-    for chosen, start in ((True, "Held at"), (False, "Not shown, held at the first value of the sweep")):
-        kept = [held_words(one.axis, one.value) for one in fixed if one.chosen is chosen]
-        if kept:
-            sentences.append(f"{start}: {', '.join(kept)}.")
-    return " ".join(sentences)
+    """Sentences about the axes that are held at one value, and why there where nobody chose it."""
+    groups: dict[str, list[str]] = {}
+    for one in sorted(fixed, key=lambda one: one.reason != "chosen"):
+        groups.setdefault(_why(one), []).append(held_words(one.axis, one.value) + _aside(one))
+    return " ".join(f"{start}: {', '.join(kept)}." for start, kept in groups.items())
+
+
+def _why(fixed: Fixed) -> str:
+    """How a sentence about a held axis begins."""
+    what = "point" if fixed.axis.dim in TABLES else "value"
+    if fixed.reason == "chosen":
+        return "Held at"
+    if fixed.reason != "own":
+        return f"Not drawn, held at the {fixed.reason} {what} of the sweep"
+    name = fixed.axis.name
+    owner = (
+        "scenario" if name in FILES else {"policy": "policy", "workload": "workload"}.get(name.split(".")[0], "system")
+    )
+    return f"Not drawn, held at the sweep's {what} nearest the {owner}'s own"
+
+
+def _aside(fixed: Fixed) -> str:
+    """The scenario's own number, where the sweep does not have it."""
+    if fixed.own is None or not fixed.axis.numeric or math.isclose(float(fixed.own), float(fixed.value), rel_tol=1e-3):
+        return ""
+    return f" (own: {value_words(fixed.axis, fixed.own)})"
 
 
 def together_words(sweep: Sweep, *drawn: Axis) -> str:

@@ -1,10 +1,17 @@
 """Where the numbers of a sweep come from, in words for captions."""
 
 import json
+import re
 from collections.abc import Sequence
 
-from perfmodel.plots.sweep.selection import Fixed, Sweep
+import numpy as np
+
+from perfmodel.plots.sweep.axes import Fixed
+from perfmodel.plots.sweep.selection import Sweep
 from perfmodel.plots.words import model_name, plain, routing
+
+#: Notes of a replay that belong to the workload: what was cycled, cut, or not recorded.
+_REPLAY = re.compile(r"(prompts|outputs) set to|model layers|\d+ of \d+ sequences have no recorded prompt")
 
 
 def origin_words(sweep: Sweep, fixed: Sequence[Fixed] = ()) -> str:
@@ -24,24 +31,40 @@ def origin_words(sweep: Sweep, fixed: Sequence[Fixed] = ()) -> str:
     return " ".join([*sentences, *_workload(sweep, held), *_assumptions(sweep)])
 
 
-def _described(sweep: Sweep, name: str) -> dict[str, object]:
+def _described(sweep: Sweep, name: str, empty: str = "{}") -> object:
     """One of the descriptions in the provenance; empty where there is none."""
     try:
-        found = json.loads(sweep.dataset.attrs.get(name, "{}"))
+        return json.loads(sweep.dataset.attrs.get(name, empty))
     except (TypeError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return json.loads(empty)
 
 
 def _workload(sweep: Sweep, held: set[str]) -> list[str]:
-    """Lengths that the sweep sets and does not vary."""
-    scenario = _described(sweep, "scenario")
-    lengths = [
-        f"{name} {scenario[name]}"
-        for name in ("prompt", "output")
-        if scenario.get(name) is not None and f"workload.{name}" not in {*held, *sweep.axes}
-    ]
-    return [f"Tokens: {', '.join(lengths)}."] if lengths else []
+    """Lengths that the sweep does not vary, set or as recorded, and what was done to the recording for them."""
+    described = _described(sweep, "scenario")
+    if not isinstance(described, dict) or not described:
+        return []
+    lengths = {one: described.get(one) for one in ("prompt", "output") if f"workload.{one}" not in {*held, *sweep.axes}}
+    given = [f"{one} {tokens}" for one, tokens in lengths.items() if tokens is not None]
+    recorded = [one for one, tokens in lengths.items() if tokens is None]
+    parts = [f"{', '.join(given)} tokens"] if given else []
+    if recorded:
+        means = _means(sweep)
+        mean = f": mean {' and '.join(f'{means[one]:.0f}' for one in recorded)} tokens" if means else ""
+        parts.append(f"{' and '.join(recorded)} as recorded{mean}")
+    notes = _described(sweep, "notes", "[]")
+    said = [str(one) for one in notes if _REPLAY.match(str(one))] if isinstance(notes, list) else []
+    sentences = [f"Workload: {'; '.join(parts)}."] if parts else []
+    return sentences + [f"{plain(one[:1].upper() + one[1:], 160)}." for one in said]
+
+
+def _means(sweep: Sweep) -> dict[str, float]:
+    """Mean recorded lengths; empty where the recording is varied or gone."""
+    if sweep.scenario is None or "trace" in sweep.dataset.coords:
+        return {}
+    trace = sweep.scenario.trace
+    lengths = {"prompt": trace.prompt_len, "output": trace.sequence_lengths - trace.prompt_len}
+    return {name: float(np.mean(tokens)) for name, tokens in lengths.items()}
 
 
 def _assumptions(sweep: Sweep) -> list[str]:

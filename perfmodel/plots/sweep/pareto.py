@@ -14,6 +14,7 @@ from perfmodel.answers.dominance import nondominated
 from perfmodel.errors import PerfModelError
 from perfmodel.plots.drawing import handles
 from perfmodel.plots.style import BLACK, COLUMN, LINES
+from perfmodel.plots.sweep.axes import TABLES, Fixed
 from perfmodel.plots.sweep.kinds import not_among
 from perfmodel.plots.sweep.labels import (
     Which,
@@ -29,7 +30,7 @@ from perfmodel.plots.sweep.labels import (
 )
 from perfmodel.plots.sweep.origin import origin_words
 from perfmodel.plots.sweep.page import legend_above, page
-from perfmodel.plots.sweep.selection import POLICY, TABLES, Fixed, Sweep
+from perfmodel.plots.sweep.selection import POLICY, Sweep
 
 if TYPE_CHECKING:
     import xarray
@@ -38,8 +39,10 @@ if TYPE_CHECKING:
 _LETTERS = "abcde"
 #: Share of a panel's width or height that a letter takes.
 _ROOM = 0.09
-#: Up to here every point is drawn as a shape; more points become an image.
-_MOST_SHAPES = 2000
+#: Points that are drawn behind the front; of more a random part stands for all.
+_MOST_BEHIND = 3000
+#: Points of the policies are drawn in turns of so many, so that those of one do not cover those of another.
+_TURN = 25
 
 
 class _Objective(NamedTuple):
@@ -67,7 +70,9 @@ def pareto_figure(
     x, y : metrics, or numeric axes (of which less is better, as of a cost); by default GPU memory, else another
         metric or axis, against the mean time per output token.
     policy : policies to draw; by default all.
-    at : values of axes, to draw only the points that have them; by default all points are drawn.
+    at : values of axes, to draw only the points that have them; by default all points count.
+
+    Of many points a random part is drawn behind the front, the same share of every policy; all of them decide it.
 
     Raises
     ------
@@ -77,7 +82,7 @@ def pareto_figure(
     up = y or whole.first_metric()
     across = x or _other(whole, up)
     if across == up:
-        raise PerfModelError(f"x of the plot: found {across} on both sides, allowed two different numbers")
+        raise PerfModelError(f"plot --x: found {across} on both sides, allowed two different numbers")
     shown = whole.chosen(policy, len(LINES))
     sweep, fixed = whole.fix(at, _free(whole, at))
     dims = [str(dim) for dim in sweep.dataset.dims if dim != POLICY]
@@ -89,19 +94,23 @@ def pareto_figure(
     signs = np.array([[1.0 if side.lower else -1.0] for side in sides])
     front = finite[nondominated((points[:, finite] * signs).T)]
     front = front[np.argsort(points[0, front], kind="stable")]
+    behind = finite
+    if len(finite) > _MOST_BEHIND:
+        behind = np.sort(np.random.default_rng(0).choice(finite, _MOST_BEHIND, replace=False))
     names = names_of(whole)
     lettered = front[_apart(points[:, finite], points[:, front])]
     better = ", ".join(f"{'lower' if side.lower else 'higher'} {side.words}" for side in sides)
     sentences = [
-        f"Better: {better}. {len(front)} of {len(finite)} points are on the front.",
+        f"Better: {better}. {len(front)} of {len(finite)} points {'is' if len(front) == 1 else 'are'} on the front.",
+        f"Behind it, {len(behind)} points drawn at random stand for all." if len(behind) < len(finite) else "",
         _letters_words([_point(sweep, dims, int(one), shown, names) for one in lettered]),
         _at_words(fixed),
         origin_words(whole, fixed),
     ]
-    entries = [*(names[one] for one in shown), "front"]
+    entries = [*(names[one] for one in shown), *(["front"] if len(front) > 1 else [])]
     with page(1, 1, (COLUMN, 2.4), sentences, entries) as (figure, grid):
         axes = grid[0, 0]
-        _draw(axes, whole, shown, sides, names, points, front)
+        _draw(axes, whole, shown, sides, names, points, front, behind)
         legend_above(figure, handles(axes))
         for letter, place in zip(_LETTERS, points[:, lettered].T, strict=False):
             _letter(axes, letter, place, (-7 if sides[0].lower else 7, -7 if sides[1].lower else 7))
@@ -115,13 +124,13 @@ def _other(sweep: Sweep, used: str) -> str:
         one.name for one in sweep.axes.values() if one.numeric and one.name not in TABLES and one.values.size > 1
     ]
     if not others:
-        raise PerfModelError(f"x of the plot: the sweep has no number beside {used}; allowed: a metric or numeric axis")
+        raise PerfModelError(f"plot --x: the sweep has no number beside {used}; allowed: a metric or numeric axis")
     return "gpu_memory_bytes" if "gpu_memory_bytes" in others else others[0]
 
 
 def _free(sweep: Sweep, at: Mapping[str, Any] | None) -> list[str]:
     """Dimensions of which all points are drawn."""
-    held = {sweep.axis(name, "--at").dim for name in at or {}}
+    held = {sweep.axis(name, "at").dim for name in at or {}}
     return [str(dim) for dim in sweep.dataset.dims if dim not in held]
 
 
@@ -134,7 +143,7 @@ def _objective(sweep: Sweep, name: str, policies: Sequence[str], dims: Sequence[
         return _Objective(shown, kind.better == "lower", metric_words(kind), metric_label(kind, scale.unit))
     known = [one.name for one in sweep.axes.values() if one.numeric and one.name not in TABLES]
     if name not in known and [one.rpartition(".")[2] for one in known].count(name) != 1:
-        raise not_among(f"{what} of the plot", name, [*sweep.metrics, *known], " (metrics and axes of this sweep)")
+        raise not_among(f"plot --{what}", name, [*sweep.metrics, *known], " (metrics and axes of this sweep)")
     axis = sweep.axis(name, what, numeric=True)
     sizes = [sweep.dataset.sizes[dim] for dim in dims]
     shape = [size if dim == axis.dim else 1 for dim, size in zip(dims, sizes, strict=True)]
@@ -159,10 +168,10 @@ def _point(
 
 def _letters_words(points: Sequence[Mapping[str, str]]) -> str:
     """What the lettered points are; what they have in common is said once."""
-    common = {key: text for key, text in points[0].items() if all(point[key] == text for point in points)}
-    own = [", ".join(text for key, text in point.items() if key not in common) for point in points]
     if len(points) == 1:
         return f"(a)\u00a0{', '.join(points[0].values())}."
+    common = {key: text for key, text in points[0].items() if all(point[key] == text for point in points)}
+    own = [", ".join(text for key, text in point.items() if key not in common) for point in points]
     parts = [f"({letter})\u00a0{text}" for letter, text in zip(_LETTERS, own, strict=False)]
     after = f"; all: {', '.join(common.values())}" if common else ""
     return f"{'; '.join(parts)}{after}."
@@ -201,19 +210,21 @@ def _draw(
     names: Mapping[str, str],
     points: NDArray[np.float64],
     front: NDArray[np.intp],
+    behind: NDArray[np.intp],
 ) -> None:
     count = points.shape[1] // len(policies)
-    for i, one in enumerate(policies):
-        look = LINES[sweep.policies.index(one) % len(LINES)]._replace(dashes="none")
-        own = np.arange(i * count, (i + 1) * count)
-        best = front[(front >= i * count) & (front < (i + 1) * count)]
-        many = count > _MOST_SHAPES
-        faint = {**look.options(1.2 if many else 2.6), "markeredgewidth": 0.0 if many else 0.2}
-        axes.plot(*points[:, own], **faint, alpha=0.3 if many else 0.55, zorder=2, rasterized=many)
-        axes.plot(*points[:, best], **look.options(4.6), zorder=4)
+    looks = [LINES[sweep.policies.index(one) % len(LINES)]._replace(dashes="none") for one in policies]
+    for turn in np.array_split(np.random.default_rng(0).permutation(behind), -(-len(behind) // _TURN)):
+        for i, look in enumerate(looks):
+            own = turn[turn // count == i]
+            if len(own):
+                axes.plot(*points[:, own], **{**look.options(2.2), "markeredgewidth": 0.0}, alpha=0.45, zorder=2)
+    for i, (one, look) in enumerate(zip(policies, looks, strict=True)):
+        axes.plot(*points[:, front[front // count == i]], **look.options(4.6), zorder=4)
         axes.plot([], [], **look.options(4.6), label=names[one])
-    steps: Any = "steps-post" if sides[0].lower else "steps-pre"
-    axes.plot(*points[:, front], color=BLACK, linewidth=1.0, drawstyle=steps, zorder=3, label="front")
+    if len(front) > 1:
+        steps: Any = "steps-post" if sides[0].lower else "steps-pre"
+        axes.plot(*points[:, front], color=BLACK, linewidth=1.0, drawstyle=steps, zorder=3, label="front")
     ways: tuple[Which, Which] = ("x", "y")
     for which, side, values in zip(ways, sides, points, strict=True):
         finite = values[np.isfinite(values)]

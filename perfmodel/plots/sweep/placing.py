@@ -1,95 +1,72 @@
-"""Names beside marks that may lie close together."""
+"""Numbers beside marks that may lie close together."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.text import Annotation
+from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from perfmodel.plots.style import BLACK
 
-#: Marks nearer than this share a name; distance of a name from its mark; height of a line of names [1/72 inch].
-_NEAR, _AWAY, _LINE = 5.0, 8.0, 8.2
+#: Distances of a number from its mark that are tried, the nearest first, and from where on a thin line joins them;
+#: half the size of a mark [1/72 inch].
+_AWAY, _JOINED, _HALF = (8.0, 12.0, 17.0, 23.0, 30.0, 38.0, 48.0, 60.0), 12.0, 2.6
+#: Directions that are tried, in the order of preference [degree].
+_WAYS = (135.0, 45.0, 90.0, -45.0, -135.0, -90.0, 180.0, 0.0, 112.0, 68.0, -112.0, -68.0, 157.0, 23.0)
 
 
-def _pixels(axes: Axes, places: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
-    return np.asarray(axes.transData.transform(np.array(places, dtype=np.float64)))
+def number_marks(
+    axes: Axes, places: Sequence[tuple[float, float]], numbers: Sequence[int], curves: Sequence[NDArray[np.float64]]
+) -> None:
+    """Write a number beside every mark of a panel that is laid out: inside of it, on no other number, mark or curve.
 
-
-def together(axes: Axes, places: Sequence[tuple[float, float]]) -> list[list[int]]:
-    """Numbers of the marks in groups that lie on each other, in a panel that is laid out already."""
-    near = _NEAR * axes.get_figure(root=True).dpi / 72  # type: ignore[union-attr]
-    groups: list[list[int]] = []
-    pixels = _pixels(axes, places) if places else np.empty((0, 2))
-    for i, place in enumerate(pixels):
-        close = [group for group in groups if np.hypot(*(pixels[group[0]] - place)) < near]
-        if close:
-            close[0].append(i)
-        else:
-            groups.append([i])
-    return groups
-
-
-Side = Literal["above", "below"]
-SIDES: tuple[Side, Side] = ("above", "below")
-
-
-def _stacked(axes: Axes, places: Sequence[tuple[float, float]], texts: Sequence[str], side: Side) -> dict[int, float]:
-    """How far the middle of every name is from its mark [1/72 inch], upwards; in the order of the marks."""
-    dot = axes.get_figure(root=True).dpi / 72  # type: ignore[union-attr]
-    sign = 1.0 if side == "above" else -1.0
-    heights = sign * _pixels(axes, places)[:, 1] / dot
-    found, taken = {}, -np.inf
-    for i in np.argsort(heights, kind="stable").tolist():
-        size = _LINE * (texts[i].count("\n") + 1)
-        start = max(heights[i] + 3.0, taken + 1.5)
-        taken = start + size
-        found[i] = sign * (start + size / 2 - heights[i])
-    return found
-
-
-def fits(axes: Axes, places: Sequence[tuple[float, float]], texts: Sequence[str], side: Side) -> bool:
-    """Whether all names would be inside of the panel."""
-    if not places:
-        return True
-    dot = axes.get_figure(root=True).dpi / 72  # type: ignore[union-attr]
-    panel, heights = axes.get_window_extent(), _pixels(axes, places)[:, 1]
-    for i, offset in _stacked(axes, places, texts, side).items():
-        half = _LINE * (texts[i].count("\n") + 1) / 2
-        middle = heights[i] + offset * dot
-        if not panel.y0 <= middle - half * dot <= middle + half * dot <= panel.y1:
-            return False
-    return True
-
-
-def name_marks(axes: Axes, places: Sequence[tuple[float, float]], texts: Sequence[str], side: Side) -> None:
-    """Write names up and left of marks on a rising line, or down and right of them, one over the other.
-
-    Names keep the order of their marks, so that the thin lines between them do not cross.
+    Parameters
+    ----------
+    places : the marks in the data. curves : points [n, 2] of lines in the data, close enough together to be avoided.
     """
-    above = side == "above"
-    for i, offset in (_stacked(axes, places, texts, side) if places else {}).items():
-        note = axes.annotate(
-            texts[i], places[i], (-_AWAY if above else _AWAY, offset), textcoords="offset points",
-            ha="right" if above else "left", va="center", linespacing=1.05, zorder=5,
-            bbox={"boxstyle": "square,pad=0.08", "facecolor": "white", "edgecolor": "none"},
-            multialignment="right" if above else "left",
-            arrowprops={
-                "arrowstyle": "-", "linewidth": 0.5, "color": BLACK, "shrinkA": 0.5, "shrinkB": 2.0,
-                "relpos": (1, 0) if above else (0, 1),
-            },
+    dot = axes.get_figure(root=True).dpi / 72  # type: ignore[union-attr]
+    panel = axes.get_window_extent()
+    marks = np.asarray(axes.transData.transform(np.array(places, dtype=np.float64)))
+    half = _HALF * dot
+    around = [Bbox([mark - half, mark + half]) for mark in marks]
+    lines = np.concatenate([np.asarray(axes.transData.transform(curve)) for curve in curves])
+    taken: list[Bbox] = []
+    for mark, place, number in zip(marks, places, numbers, strict=True):
+        note: Any = axes.annotate(
+            f"{number}", place, (0, 0), textcoords="offset points", ha="center", va="center", zorder=5,
+            bbox={"boxstyle": "square,pad=0", "facecolor": "none", "edgecolor": "none"},
         )  # fmt: skip
         note.set_in_layout(False)
+        size = np.array(note.get_window_extent().size) / 2 + 0.6 * dot
+        best: tuple[int, float, float] | None = None
+        for away in _AWAY:
+            for way in _WAYS:
+                turn = np.array([np.cos(np.radians(way)), np.sin(np.radians(way))])
+                middle = mark + away * dot * turn
+                box = Bbox([middle - size, middle + size])
+                if not (panel.x0 <= box.x0 and box.x1 <= panel.x1 and panel.y0 <= box.y0 and box.y1 <= panel.y1):
+                    continue
+                hits = sum(box.overlaps(other) for other in (*taken, *around)) + _inside(lines, box)
+                if best is None or hits < best[0]:
+                    best = (hits, away, way)
+            if best is not None and not best[0]:
+                break
+        assert best is not None  # a panel is larger than a number
+        _, away, way = best
+        offset = away * np.array([np.cos(np.radians(way)), np.sin(np.radians(way))])
+        note.xyann = tuple(offset)
+        taken.append(Bbox([mark + offset * dot - size, mark + offset * dot + size]))
+        if away >= _JOINED:
+            line = axes.annotate(
+                "", place, tuple(offset * (1 - 4.5 / away)), textcoords="offset points", zorder=3,
+                arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": BLACK, "shrinkA": 0, "shrinkB": 2.2},
+            )  # fmt: skip
+            line.set_in_layout(False)
 
 
-def spread_out(notes: Sequence[Annotation]) -> None:
-    """Move names at the edge of a panel apart, given from the lowest to the highest."""
-    below = -np.inf
-    for note in notes:
-        dot = note.get_figure(root=True).dpi / 72  # type: ignore[union-attr]
-        here = note.axes.transData.transform((1.0, note.xy[1]))[1] / dot  # type: ignore[union-attr]
-        offset = max(0.0, below + _LINE - here)
-        note.xyann = (note.xyann[0], note.xyann[1] + offset)
-        below = here + offset
+def _inside(points: NDArray[np.float64], box: Bbox) -> bool:
+    """Whether any of the points lies in a box."""
+    x, y = points.T
+    return bool(((box.x0 <= x) & (x <= box.x1) & (box.y0 <= y) & (y <= box.y1)).any())

@@ -22,14 +22,13 @@ _NAMES = {"router": "router", "dense": "dense layer", "head": "LM head", "expert
 class Roof(NamedTuple):
     """What a unit can reach: ``min(flops_per_s, intensity * bytes_per_s)`` [FLOP/s].
 
-    slope, ceiling : words for its two sides; empty where the side is not to be named.
+    name : what it belongs to, with both of its rates.
     """
 
     unit: Literal["gpu", "link", "ndp"]
     flops_per_s: float
     bytes_per_s: float
-    slope: str
-    ceiling: str
+    name: str
 
     def at(self, intensity: NDArray[np.float64]) -> NDArray[np.float64]:
         """Rate at an arithmetic intensity [FLOP/byte] [FLOP/s]."""
@@ -77,10 +76,10 @@ def gpu_panel(runs: Sequence[Run]) -> Panel:
     link_bytes_per_s = float(point[place.LINK_BANDWIDTH])
     roofs = (
         Roof(
-            "gpu", flops_per_s, bytes_per_s, f"GPU memory {number(bytes_per_s / 1e9)} GB/s",
-            f"{number(flops_per_s / 1e12)} TFLOP/s",
+            "gpu", flops_per_s, bytes_per_s,
+            f"GPU: {number(bytes_per_s / 1e9)} GB/s, {number(flops_per_s / 1e12)} TFLOP/s",
         ),
-        Roof("link", np.inf, link_bytes_per_s, f"link {number(link_bytes_per_s / 1e9)} GB/s", ""),
+        Roof("link", np.inf, link_bytes_per_s, f"link: {number(link_bytes_per_s / 1e9)} GB/s"),
     )  # fmt: skip
     context, prompt, spread = _tokens(run)
     marks = _attention_marks(run, point, context, prompt)
@@ -101,7 +100,7 @@ def gpu_panel(runs: Sequence[Run]) -> Panel:
         copy = link.transfer_time(
             weights, link_bytes_per_s, float(point[place.LINK_LATENCY]), float(point[place.LINK_N_HALF])
         )
-        mark = _mark(f"expert {bits:g}-bit, copied", "decode", flops, weights, time + float(copy))
+        mark = _mark(f"copied expert {bits:g}-bit", "decode", flops, weights, time + float(copy))
         marks.append(mark._replace(copied=True))
     return Panel(f"GPU: {run.system.gpu.name}", roofs, tuple(marks))
 
@@ -119,11 +118,11 @@ def ndp_panel(runs: Sequence[Run]) -> Panel | None:
         float(work.bits): work.quantised for one in runs for work in one.plan.classes if work.executor == Executor.NDP
     }
     _, _, spread = _tokens(run)
-    for i, bits in enumerate(widths):
+    for bits in widths:
         rate = ndp.array_rate(min(bits, place.MAX_RATE_BITS))
         peak = ndp.peak_flops_per_s * rate
-        slope = f"NDP memory {number(bytes_per_s / 1e9)} GB/s" if i == 0 else ""
-        roofs.append(Roof("ndp", peak, bytes_per_s, slope, f"{number(peak / 1e12)} TFLOP/s\u00a0at {bits:g} bit"))
+        rates = f"{number(bytes_per_s / 1e9)} GB/s, {number(peak / 1e12)} TFLOP/s"
+        roofs.append(Roof("ndp", peak, bytes_per_s, f"near data, {bits:g}-bit: {rates}"))
         stored = bits + (ndp.scale_bits_per_weight if quantised[bits] else 0.0)
         for tokens, phase in _phases(1.0, spread):
             flops = sum(2.0 * tokens * rows * cols for rows, cols in run.model.expert_matrices)
@@ -174,7 +173,7 @@ def _attention_marks(run: Run, point: NDArray[np.float64], context: float, promp
     marks = []
     rows = attention_rows(run.model)
     for row in rows:
-        name = "attention" if len(rows) == 1 else f"attention, {'full' if np.isinf(row[front.WINDOW]) else 'window'}"
+        name = "attention" if len(rows) == 1 else f"{'full' if np.isinf(row[front.WINDOW]) else 'window'} attention"
         seen = min(context, row[front.WINDOW])
         flops = row[front.WEIGHT_FLOPS] + row[front.CONTEXT_FLOPS] * seen
         moved = row[front.WEIGHT_BYTES] + row[front.CONTEXT_BYTES] * seen

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import PerfModelError
-from perfmodel.evaluation import Metric, metric
-from perfmodel.hardware.base import shown
+from perfmodel.evaluation import METRICS, Metric, metric, percentile_of
+from perfmodel.plots.sweep.axes import TABLES, Axis, Fixed, own_value, place_along, places_of
 from perfmodel.plots.sweep.kinds import not_among
 from perfmodel.scenario.axis import AUTO
+from perfmodel.sweeps.dataset import scenario_of
 
 if TYPE_CHECKING:
     import xarray
@@ -21,34 +22,8 @@ if TYPE_CHECKING:
     from perfmodel.scenario import Scenario
 
 POLICY = "policy"
-#: Dimensions whose points follow no order along any axis.
-TABLES = ("case", "sample", "point")
-#: More points than this are not drawn.
+#: Metrics with more points than this are not drawn.
 MOST_POINTS = 2_000_000
-#: Two numbers that differ by less than this share are the same value of an axis.
-_SAME = 1e-9
-
-
-class Axis(NamedTuple):
-    """One axis of a sweep: its dotted name, the dimension it runs along, its values and their unit."""
-
-    name: str
-    dim: str
-    values: NDArray[Any]
-    unit: str
-
-    @property
-    def numeric(self) -> bool:
-        """Whether the values are numbers."""
-        return bool(np.issubdtype(self.values.dtype, np.number))
-
-
-class Fixed(NamedTuple):
-    """An axis that is held at one value; ``chosen`` by the reader, or else the first value of the sweep."""
-
-    axis: Axis
-    value: Any
-    chosen: bool
 
 
 class Sweep:
@@ -61,7 +36,9 @@ class Sweep:
 
     def __init__(self, dataset: xarray.Dataset) -> None:
         self.dataset = dataset
-        self.metrics = tuple(str(name) for name in dataset.data_vars)
+        self.metrics = tuple(
+            str(name) for name, one in dataset.data_vars.items() if np.issubdtype(one.dtype, np.number)
+        )
         if not self.metrics or POLICY not in dataset.coords:
             raise PerfModelError("dataset: found no sweep in it, allowed what perfmodel sweep writes")
         self.policies = tuple(dict.fromkeys(str(one) for one in np.atleast_1d(dataset[POLICY].values)))
@@ -71,41 +48,65 @@ class Sweep:
             if name != POLICY and one.ndim == 1
         }
 
-    def axis(self, name: object, what: str = "axis", *, numeric: bool = False) -> Axis:
+    @functools.cached_property
+    def scenario(self) -> Scenario | None:
+        """The scenario that was priced; None where the dataset cannot tell, or its inputs are gone."""
+        try:
+            return scenario_of(self.dataset)
+        except PerfModelError:
+            return None
+
+    def axis(self, name: object, what: str = "x", *, numeric: bool = False) -> Axis:
         """An axis by its dotted name, or by its last part where only one axis has it."""
         short = [one for one in self.axes if one.rpartition(".")[2] == name]
         found = self.axes.get(str(name)) or (self.axes[short[0]] if len(short) == 1 else None)
         if found is None or (numeric and not found.numeric):
             allowed = [one.name for one in self.axes.values() if one.numeric or not numeric]
-            raise not_among(f"{what} of the plot", name, allowed, " (numeric axes of this sweep)" if numeric else "")
+            raise not_among(f"plot --{what}", name, allowed, " (numeric axes of this sweep)" if numeric else "")
         return found
 
     def ordered(self, name: object, what: str) -> Axis:
         """A numeric axis along which a line can be drawn."""
         found = self.axis(name, what, numeric=True)
         if found.dim in TABLES:
-            raise PerfModelError(
-                f"{what} of the plot: {found.name} varies together with others in a {found.dim} table, and nothing"
-                " can be held fixed there; allowed: the kinds pareto and tornado, or a sweep over a grid"
-            )
+            raise PerfModelError(f"plot --{what}: found {found.name} {self._in_a_table(found.dim)}")
         return found
 
     def longest(self, what: str, without: Iterable[str] = ()) -> Axis:
         """The ordered numeric axis with most values, for a figure whose reader names none."""
         dims = {*TABLES, *without}
-        known = [one for one in self.axes.values() if one.numeric and one.dim not in dims and len(one.values) > 1]
-        if not known:
-            raise PerfModelError(
-                f"{what} of the plot: this sweep has no {'further ' if without else ''}numeric axis of two or more"
-                f" values; its axes: {', '.join(self.axes) or 'none'}"
-            )
-        return max(known, key=lambda one: len(one.values))
+        several = [one for one in self.axes.values() if one.numeric and len(one.values) > 1]
+        known = [one for one in several if one.dim not in dims]
+        if known:
+            return max(known, key=lambda one: len(one.values))
+        tabled = [one for one in several if one.dim in TABLES and one.name not in TABLES]
+        if tabled:
+            names = ", ".join(one.name for one in tabled)
+            raise PerfModelError(f"plot --{what}: found {names} {self._in_a_table(tabled[0].dim)}")
+        raise PerfModelError(
+            f"plot --{what}: this sweep has no {'further ' if without else ''}numeric axis of two or more"
+            f" values; its axes: {', '.join(self.axes) or 'none'}"
+        )
+
+    @staticmethod
+    def _in_a_table(dim: str) -> str:
+        what = {"case": "table of cases", "sample": "sample"}.get(dim, "set of points")
+        kinds = "pareto, tornado, breakdown, cdf and roofline"
+        return f"of a {what}, which has no lines or cells to draw; allowed: the kinds {kinds}, or a sweep over a grid"
 
     def metric(self, name: object) -> Metric:
         """A metric that the sweep holds."""
         if name not in self.metrics:
-            raise not_among("metric of the plot", name, self.metrics, " (metrics of this sweep)")
-        return metric(str(name))
+            raise not_among("plot --metric", name, self.metrics, " (metrics of this sweep)")
+        if computable(str(name)):
+            return metric(name)
+        attrs = self.dataset[name].attrs  # what a reader computed and added
+        own = attrs.get("long_name")
+        if any(own == one.meaning for one in METRICS.values()):
+            attrs = {}  # handed on by arithmetic, and no longer true
+        better: Any = "higher" if attrs.get("better") == "higher" else "lower"
+        meaning = str(attrs.get("long_name") or name)
+        return Metric(str(name), str(attrs.get("units", "")), "mean", better, meaning)
 
     def first_metric(self) -> str:
         """The mean time per output token where it is there, else the first metric."""
@@ -118,7 +119,7 @@ class Sweep:
             return str(name)
         if len(short) == 1:
             return short[0]
-        raise not_among(f"{what} of the plot", name, self.policies, " (policies of this sweep)")
+        raise not_among(f"plot --{what}", name, self.policies, " (policies of this sweep)")
 
     def chosen(self, policies: str | Sequence[str] | None, most: int) -> list[str]:
         """The policies to draw, in the order of the sweep; by default all of them."""
@@ -127,7 +128,7 @@ class Sweep:
         kept = [one for one in self.policies if one in wanted]
         if len(kept) > most:
             raise PerfModelError(
-                f"policy of the plot: {len(kept)} policies are too many to draw, allowed {most}; choose with policy"
+                f"plot: {len(kept)} policies are too many to draw, allowed {most}; choose with --policy"
             )
         return kept
 
@@ -135,7 +136,7 @@ class Sweep:
         """The policy that gains are taken over: by default MoNDE, else HOBBIT, else the first."""
         if len(self.policies) < 2:
             raise PerfModelError(
-                f"baseline of the plot: the sweep holds one policy ({self.policies[0]}), and a gain needs two"
+                f"plot --baseline: the sweep holds one policy ({self.policies[0]}), and a gain needs two"
             )
         if name is not None:
             return self.policy(name, "baseline")
@@ -146,34 +147,35 @@ class Sweep:
         return self.policies[0]
 
     def fix(self, at: Mapping[str, Any] | None, free: Iterable[str] = ()) -> tuple[Sweep, tuple[Fixed, ...]]:
-        """Hold every axis fixed whose dimension is not ``free``: at the value of ``at``, or else at its first value.
+        """Hold every axis fixed whose dimension is not ``free``: at the value of ``at``, else near the scenario's own.
 
         Nothing is ever averaged over an axis. Policies stay as they are. Where ``at`` names several axes of one
-        dimension, the point must have all the values.
+        dimension, the point must have all the values. Without a scenario an axis is held at its middle value.
 
         Raises
         ------
         PerfModelError : an unknown axis, one that is free, or a value that the sweep does not have.
         """
         kept = {POLICY, *free}
-        chosen: dict[str, dict[str, NDArray[np.bool_]]] = {}
+        chosen: dict[str, NDArray[np.bool_]] = {}
         for name, value in (at or {}).items():
-            axis = self.axis(name, "--at")
+            axis = self.axis(name, "at")
             if axis.dim in kept:
-                raise PerfModelError(f"--at of the plot: {axis.name} is drawn, so it cannot be held fixed too")
-            chosen.setdefault(axis.dim, {})[axis.name] = _equal(axis, value)
-        places = {str(dim): 0 for dim in self.dataset.dims if dim not in kept}
-        for dim, masks in chosen.items():
-            both = np.flatnonzero(np.logical_and.reduce(list(masks.values())))
-            if not len(both):
-                raise PerfModelError(f"--at of the plot: no point of the sweep has these values of {', '.join(masks)}")
-            places[dim] = int(both[0])
-        fixed = tuple(
-            Fixed(axis, axis.values[[places[axis.dim]]].tolist()[0], axis.dim in chosen)
-            for axis in self.axes.values()
-            if axis.dim in places
-        )
-        return Sweep(self.dataset.isel(places)), fixed
+                raise PerfModelError(f"plot --at: {axis.name} is drawn, so it cannot be held fixed too")
+            chosen[axis.name] = places_of(axis, value)
+        places: dict[str, int] = {}
+        fixed = []
+        for dim in (str(one) for one in self.dataset.dims if one not in kept):
+            along = [axis for axis in self.axes.values() if axis.dim == dim]
+            masks = {axis.name: chosen[axis.name] for axis in along if axis.name in chosen}
+            known = self.scenario if along and any(len(axis.values) > 1 for axis in along) else None
+            own = {} if known is None else {axis.name: own_value(known, axis.name) for axis in along}
+            places[dim], reason = place_along(along, masks, own) if along else (0, "first")
+            for axis in along:
+                value = axis.values[[places[dim]]].tolist()[0]
+                why = "chosen" if axis.name in masks else reason
+                fixed.append(Fixed(axis, value, why, own.get(axis.name) if why == "own" else None))
+        return Sweep(self.dataset.isel(places)), tuple(fixed)
 
     def values(self, name: str, policy: str, dims: Sequence[str]) -> NDArray[np.float64]:
         """A metric of one policy along ``dims``, which must be all that is left; NaN where a point has another one."""
@@ -192,6 +194,11 @@ class Sweep:
         return np.asarray(found.transpose(*dims).values, dtype=np.float64)
 
 
+def computable(name: str) -> bool:
+    """Whether a metric is one of perfmodel's, and not one that a reader computed from them."""
+    return name in METRICS or percentile_of(name) is not None
+
+
 def settings_of(scenario: Scenario, fixed: Iterable[Fixed]) -> dict[str, Any]:
     """Axis values as the scenario takes them; numbers of axes that also hold words are texts in a dataset."""
     found = {}
@@ -203,30 +210,3 @@ def settings_of(scenario: Scenario, fixed: Iterable[Fixed]) -> dict[str, Any]:
             value = int(value) if info.whole else float(value)
         found[info.name] = value
     return found
-
-
-def _equal(axis: Axis, value: Any) -> NDArray[np.bool_]:
-    """Where an axis has a value, which may be text from a command line."""
-    found: NDArray[np.bool_]
-    if axis.numeric:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        found = np.isclose(axis.values.astype(np.float64), number, rtol=_SAME, atol=0)
-    else:
-        found = np.array([str(one) == str(value) for one in axis.values], dtype=bool)
-    if not found.any():
-        names = [f"{one:g}" if axis.numeric else str(one) for one in np.unique(axis.values)]
-        listed = ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:4])}, ..., {names[-1]}"
-        raise PerfModelError(f"--at of the plot: {axis.name}: found {shown(value)}, allowed {listed}")
-    return found
-
-
-def log_spaced(values: NDArray[Any]) -> bool:
-    """Whether at least three positive numbers lie more evenly on a logarithmic axis than on a plain one."""
-    x = np.unique(values).astype(np.float64)
-    if len(x) < 3 or x[0] <= 0 or x[-1] < 4 * x[0]:
-        return False
-    plain, log = np.diff(x), np.diff(np.log(x))
-    return bool(log.std() / log.mean() < plain.std() / plain.mean())

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from perfmodel.errors import PerfModelError
 from perfmodel.plots.drawing import handles
 from perfmodel.plots.style import BLACK, COLUMN, LINES, PAGE
+from perfmodel.plots.sweep.axes import Axis
 from perfmodel.plots.sweep.gains import gain, gain_label, gain_sentence
 from perfmodel.plots.sweep.labels import (
     axis_words,
@@ -26,7 +27,7 @@ from perfmodel.plots.sweep.labels import (
 )
 from perfmodel.plots.sweep.origin import origin_words
 from perfmodel.plots.sweep.page import legend_above, page
-from perfmodel.plots.sweep.selection import Axis, Sweep
+from perfmodel.plots.sweep.selection import Sweep
 
 if TYPE_CHECKING:
     import xarray
@@ -55,7 +56,7 @@ def speedup_figure(
     metric : by default the mean time per output token; the gain is above 1 where the policy is better.
     baseline : a policy; by default MoNDE, else HOBBIT, else the first.
     policy : policies to draw; by default all.
-    at : values of the axes that are not drawn; by default the first value, which the caption then names.
+    at : values of the axes that are not drawn; by default those nearest the scenario's own, as the caption says.
 
     Raises
     ------
@@ -67,14 +68,12 @@ def speedup_figure(
     rows = whole.axis(panels, "panels") if panels is not None else None
     along = whole.ordered(x, "x") if x is not None else whole.longest("x", [rows.dim] if rows else [])
     if rows is not None and rows.dim == along.dim:
-        raise PerfModelError(f"panels of the plot: {rows.name} and {along.name} run along the same dimension")
+        raise PerfModelError(f"plot --panels: {rows.name} and {along.name} run along the same dimension")
     if rows is not None and not 1 <= len(rows.values) <= MOST_PANELS:
-        raise PerfModelError(
-            f"panels of the plot: {rows.name} has {len(rows.values)} values, allowed up to {MOST_PANELS}"
-        )
+        raise PerfModelError(f"plot --panels: {rows.name} has {len(rows.values)} values, allowed up to {MOST_PANELS}")
     shown = [one for one in whole.chosen(policy, len(LINES)) if one != base]
     if not shown:
-        raise PerfModelError(f"policy of the plot: only the baseline {base} is left, and a gain needs another")
+        raise PerfModelError(f"plot --policy: only the baseline {base} is left, and a gain needs another")
     sweep, fixed = whole.fix(at, [along.dim] + ([rows.dim] if rows else []))
     dims = [rows.dim, along.dim] if rows else [along.dim]
     order = np.argsort(along.values, kind="stable")
@@ -82,10 +81,10 @@ def speedup_figure(
     gains = {one: np.atleast_2d(gain(kind, sweep.values(kind.name, one, dims), base_values)) for one in shown}
     gains = {one: found[:, order] for one, found in gains.items()}
     if not any(np.isfinite(found).any() for found in gains.values()):
-        raise PerfModelError(f"metric of the plot: no point has {kind.name} for {base} and another policy")
+        raise PerfModelError(f"plot --metric: no point has {kind.name} for {base} and another policy")
     names = names_of(whole)
     count = len(rows.values) if rows else 1
-    columns = min(count, 3)
+    columns = {1: 1, 2: 2, 4: 2}.get(count, 3)
     sentences = [
         gain_sentence(kind, names[base]),
         together_words(whole, along),
@@ -94,7 +93,7 @@ def speedup_figure(
         origin_words(whole, fixed),
     ]
     entries = [*(names[one] for one in shown), f"{names[base]} (baseline)"]
-    size = (COLUMN, 1.9) if count == 1 else (PAGE, 1.85 * -(-count // columns))
+    size = (COLUMN, 1.9) if count == 1 else (PAGE, 1.95 * -(-count // columns))
     with page(-(-count // columns), columns, size, sentences, entries, sharey=True) as (figure, grid):
         for panel, axes in enumerate(grid.flat):
             if panel >= count:
@@ -104,8 +103,6 @@ def speedup_figure(
             axes.axhline(1.0, color=BLACK, linewidth=0.9, zorder=1.5, label=entries[-1])
             if rows is not None:
                 axes.set_title(f"{axis_words(rows.name)} {value_words(rows, rows.values[panel])}", loc="left")
-                if panel + columns < count:
-                    axes.set_xlabel("")
             if panel % columns == 0:
                 axes.set_ylabel(gain_label(kind, names[base]))
         _scale(grid.flat[0], list(gains.values()))

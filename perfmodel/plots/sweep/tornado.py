@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,21 +15,22 @@ from perfmodel.evaluation import metric as find_metric
 from perfmodel.hardware.base import shown as quoted
 from perfmodel.plots.drawing import handles, name_rows
 from perfmodel.plots.style import BLACK, COLUMN, ORANGE, PAGE, SKY, Look
+from perfmodel.plots.sweep.axes import TABLES, Fixed
 from perfmodel.plots.sweep.kinds import not_among
 from perfmodel.plots.sweep.labels import (
-    axis_words,
     fixed_words,
     metric_label,
     metric_scale,
     metric_words,
     names_of,
+    unit_words,
 )
 from perfmodel.plots.sweep.origin import origin_words
 from perfmodel.plots.sweep.page import legend_above, page, panel_titles
-from perfmodel.plots.sweep.selection import TABLES, Fixed, Sweep, settings_of
+from perfmodel.plots.sweep.selection import Sweep, computable, settings_of
 from perfmodel.plots.words import plain
 from perfmodel.scenario import Scenario
-from perfmodel.scenario.axis import with_options
+from perfmodel.scenario.axis import FILES, with_options
 from perfmodel.sweeps.dataset import scenario_of
 
 if TYPE_CHECKING:
@@ -57,20 +57,21 @@ def tornado_figure(
         one, from the values of its system.
     metric : for a sweep; by default the mean time per output token.
     policy : policies to draw, at most four; by default all.
-    at : for a sweep, where the numbers start from: values of axes, by default those of the system, and the first
-        value of other axes, which the caption then names.
+    at : for a sweep, values of axes that the numbers start from; by default system, policies and workload as they
+        stand, whatever values the sweep has.
 
     Raises
     ------
     PerfModelError : unknown names (with close matches), a sweep without hardware axes, or inputs that are gone.
     """
     fixed: tuple[Fixed, ...] = ()
+    origin = dataset
     if dataset.attrs.get("kind") != "tornado":
         dataset, fixed = _from_sweep(dataset, metric, at)
     elif at:
-        raise not_among("--at of the plot", next(iter(at)), [], ": a tornado has no axes to hold fixed")
+        raise not_among("plot --at", next(iter(at)), [], ": a tornado has no axes to hold fixed")
     elif metric not in (None, dataset.attrs.get("metric")):
-        raise not_among("metric of the plot", metric, [str(dataset.attrs.get("metric"))], " (metric of this tornado)")
+        raise not_among("plot --metric", metric, [str(dataset.attrs.get("metric"))], " (metric of this tornado)")
     whole = Sweep(dataset)
     shown = whole.chosen(policy, _MOST_PANELS)
     kind = find_metric(str(dataset.attrs["metric"]))
@@ -80,27 +81,34 @@ def tornado_figure(
     rows = [int(row) for row in np.argsort(-moved, kind="stable")[:_MOST_ROWS] if moved[row] >= _SMALL]
     if not rows:
         raise PerfModelError(f"plot: no number moves {kind.name} by {100 * _SMALL:g} % or more")
-    small = [axis_words(str(key)) for row, key in enumerate(dataset["key"].values) if row not in rows]
+    small = [plain(str(key)) for row, key in enumerate(dataset["key"].values) if row not in rows]
     names = names_of(whole)
     sentences = [
-        f"Every row moves one number from where the line is, the others stay: {metric_words(kind)}.",
-        "Every panel has its own axis." if len(shown) > 1 else "",
+        f"Every row moves one number, the others stay: {metric_words(kind)}.",
+        f"The line: {_base_words(fixed)}.",
+        "Every panel has its own axis, all in one unit." if len(shown) > 1 else "",
         f"Smaller effects, not shown: {_listed(small)}." if small else "",
         fixed_words(fixed),
-        origin_words(whole, fixed),
+        origin_words(Sweep(origin), fixed),
     ]
+    scale = metric_scale(kind, [values[:, rows], base])
     titles, more = panel_titles([names[one] for one in shown], len(shown))
     entries = [*(look.label for look in _SIDES.values()), "as it stands"]
     size = (PAGE if len(shown) > 1 else COLUMN, (0.9 if len(shown) > 1 else 0.75) + 0.28 * len(rows) + more)
     with page(1, len(shown), size, sentences, entries, sharey=True) as (figure, grid):
         for i, axes in enumerate(grid[0]):
-            scale = metric_scale(kind, [values[i, rows]])
             _draw(axes, values[i, rows] / scale.size, base[i] / scale.size)
             axes.set_title(titles[i], loc="left")
-            axes.set_xlabel(textwrap.fill(metric_label(kind, scale.unit), 40 if len(shown) == 1 else 19))
+            axes.set_xlabel(metric_label(kind, scale.unit))
             name_rows(axes, [_row_name(dataset, row) for row in rows])
         legend_above(figure, handles(grid[0, 0]))
     return figure
+
+
+def _base_words(fixed: Sequence[Fixed]) -> str:
+    """What the line in the middle stands for."""
+    changed = any(one.axis.name not in TABLES for one in fixed)
+    return f"system, policies and workload as they stand{', but for what is held' if changed else ''}"
 
 
 def _listed(names: Sequence[str], most: int = 6) -> str:
@@ -126,8 +134,8 @@ def _draw(axes: Axes, values: Any, base: float) -> None:
 def _row_name(dataset: xarray.Dataset, row: int) -> str:
     key, unit = str(dataset["key"].values[row]), str(dataset["unit"].values[row])
     low, high = (f"{float(value):.4g}" for value in dataset["setting"].values[row])
-    ends = f"{low} to {high}" + (f" {plain(unit)}" if unit not in ("", "1") else "")
-    return f"{axis_words(key)}\n{ends}"
+    ends = f"{low} to {high}" + (f" {unit_words(unit)}" if unit not in ("", "1") else "")
+    return f"{plain(key)}\n{ends}"
 
 
 def _from_sweep(
@@ -136,6 +144,9 @@ def _from_sweep(
     """A tornado over the hardware axes of a sweep, around its own scenario."""
     sweep = Sweep(dataset)
     kind = sweep.metric(metric or sweep.first_metric())
+    again = [one for one in sweep.metrics if computable(one)]
+    if kind.name not in again:
+        raise not_among("plot --metric", kind.name, again, " (metrics of this sweep that perfmodel computes)")
     scenario = scenario_of(dataset)
     hardware = {
         name: axis for name, axis in sweep.axes.items() if name not in TABLES and scenario.axis(name).kind == "hardware"
@@ -148,7 +159,8 @@ def _from_sweep(
             " perfmodel sensitivity -o writes"
         )
     _, every = sweep.fix(at)
-    fixed = tuple(one for one in every if one.chosen or one.axis.name not in hardware)
+    # Other axes stay as the scenario has them, unless the reader says so, or it names inputs by these values only.
+    fixed = tuple(one for one in every if one.reason == "chosen" or one.axis.name in FILES)
     return answers.tornado(_standing(scenario, fixed), list(ranges), kind.name, ranges), fixed
 
 

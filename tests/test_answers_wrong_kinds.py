@@ -1,0 +1,112 @@
+"""Every public function refuses every wrong kind of argument in one line."""
+
+import contextlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import perfmodel
+from perfmodel.errors import PerfModelError
+from perfmodel.scenario import Scenario
+from perfmodel.sweeps.request import Request
+
+JUNK: list[Any] = [
+    None, 5, -1.5, math.nan, math.inf, True, "", "x", "\0", "--", "x" * 5000, b"x", ("a",), ["a", 1], [], {}, {"a": 1},
+    {1: 2}, {"link.latency_us": 5}, object(), np.float64(2), np.arange(3), np.array("x"), Path("gone"), 10**400, 1e308,
+    {"a"}, int, np.float32, ("link.latency_us", 8), ("tpot_ms",),
+]  # fmt: skip
+SHORT = {"prompt": 8, "output": 8}
+NAMES = {"model": "mixtral-8x7b", "system": "h100-cxl2-ndp", "trace": "tiny-mixtral-32l-mini"}
+REST = {"losses": None, "layers": None}
+AXES = {"link.latency_us": [1, 2]}
+RUN = {"resume": False, "overwrite": False, "threads": 1, "memory_gb": 1.0}
+
+
+@pytest.fixture(scope="module")
+def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """Every public function with arguments that it takes."""
+    two = Scenario.of(policy=["context-aware", "hobbit"], **SHORT)  # type: ignore[arg-type]
+    one = Scenario.of(policy="context-aware", **SHORT)  # type: ignore[arg-type]
+    request = Request.of(policy="monde", **SHORT)  # type: ignore[arg-type]
+    dataset = perfmodel.sweep(policy="monde", axes=AXES, **SHORT)  # type: ignore[arg-type]
+    asked = {"axes": AXES, "zip": (), "cases": None, "sample": None, "metrics": "tpot_mean_s", "dtype": "float64"}
+    priced = {**NAMES, "policy": "monde", **SHORT, **REST}
+    metric = {"metric": "tpot_mean_s"}
+    return {
+        "best": (perfmodel.best, {"dataset": dataset, **metric, "constraint": None}),
+        "pareto": (perfmodel.pareto, {"dataset": dataset, "minimise": ["tpot_mean_s"], "maximise": ()}),
+        "solve": (
+            perfmodel.solve,
+            {"scenario": one, "axis": "ndp.clock_ghz", "target": "tpot_s=5", "policy": 0, "low": 1.0, "high": 2.0},
+        ),
+        "break_even": (
+            perfmodel.break_even,
+            {"scenario": two, "axis": ("link.latency_us", 1, 2), "a": 0, "b": 1, **metric, "along": None},
+        ),
+        "tornado": (perfmodel.tornado, {"scenario": one, "keys": ["link.latency_us"], **metric, "change": 0.1}),
+        "sobol_indices": (
+            perfmodel.sobol_indices,
+            {"scenario": one, "ranges": {"link.latency_us": (1, 2)}, "n": 16, "seed": 0, **metric},
+        ),
+        "evaluate": (perfmodel.evaluate, priced),
+        "plan_run": (perfmodel.plan_run, priced),
+        "load_spec": (perfmodel.load_spec, {"reference": "h100-pcie"}),
+        "load_system": (perfmodel.load_system, {"reference": "h100-cxl2-ndp"}),
+        "open_dataset": (perfmodel.open_dataset, {"path": "gone.nc"}),
+        "parse_policy": (perfmodel.parse_policy, {"text": "monde"}),
+        "select_bitwidths": (
+            perfmodel.select_bitwidths,
+            {"importance": np.ones((1, 2)), "losses": np.ones((1, 2, 4)) * [4, 3, 2, 1], "mean_bits": 2},
+        ),
+        "sweep": (perfmodel.sweep, {**priced, **asked, **RUN, "out": None, "progress": None}),
+        "run_sweep": (perfmodel.run_sweep, {"request": request, **RUN, "out": None, "progress": None}),
+        "Scenario": (Scenario.of, priced),
+        "Scenario.axis": (one.axis, {"name": "link.latency_us"}),
+        "Scenario.check": (one.check, {"name": "link.latency_us", "values": [1]}),
+        "Scenario.run": (one.run, {"policy": 0, "settings": {}}),
+        "Scenario.prices": (one.prices, {"policy": 0, "settings": {}, "hardware": {}, "metrics": ["tpot_mean_s"]}),
+        "Request": (Request.of, {"policy": "monde", **asked}),
+        "MoEModel": (perfmodel.MoEModel.from_config, {"source": NAMES["model"]}),
+        "RoutingTrace": (perfmodel.RoutingTrace.load, {"path": NAMES["trace"]}),
+        "LossTable": (perfmodel.LossTable.load, {"path_or_name": "tiny-mixtral-32l-losses"}),
+    }
+
+
+def test_every_public_function_is_among_them(calls: dict[str, Any]) -> None:
+    types = {"Evaluation", "POLICIES", "PerfModelError", "Policy", "Run", "System"}
+    assert set(perfmodel.__all__) - types <= set(calls)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "best", "pareto", "solve", "break_even", "tornado", "sobol_indices", "evaluate", "plan_run", "load_spec",
+        "load_system", "open_dataset", "parse_policy", "select_bitwidths", "sweep", "run_sweep", "Scenario",
+        "Scenario.axis", "Scenario.check", "Scenario.run", "Scenario.prices", "Request", "MoEModel", "RoutingTrace",
+        "LossTable",
+    ],
+)  # fmt: skip
+def test_wrong_kinds_are_refused_in_one_line(
+    calls: dict[str, Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    function, arguments = calls[name]
+    with contextlib.suppress(PerfModelError):
+        function(**arguments)  # the names of the arguments are right
+    refused = 0
+    for argument in arguments:
+        for value in JUNK:
+            try:
+                function(**{**arguments, argument: value})
+            except PerfModelError as error:
+                text = str(error)
+                assert text
+                assert len(text.splitlines()) == 1, (argument, value)
+                assert len(text) < 1500, (argument, value)
+                refused += 1
+    assert refused >= 10 * len([one for one in arguments if one != "progress"])
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"

@@ -274,6 +274,7 @@ def test_tables_carry_their_provenance(sweep: xr.Dataset, tmp_path: Path) -> Non
     save(sweep, tmp_path / "sweep.parquet")
     beside = json.loads((tmp_path / "sweep.csv.json").read_text())
     inside = json.loads(parquet.read_schema(tmp_path / "sweep.parquet").metadata[b"perfmodel"])
+    assert beside.pop("table_bytes") == (tmp_path / "sweep.csv").stat().st_size
     assert beside == inside
     assert {name: beside[name] for name in sweep.attrs} == sweep.attrs
     assert beside["columns"]["link.bandwidth_gb_per_s"]["units"] == "GB/s"
@@ -391,7 +392,7 @@ def test_chunks_that_are_lost_or_torn_are_noticed(sweep: xr.Dataset, tmp_path: P
 def test_only_results_are_replaced(tmp_path: Path, suffix: str) -> None:
     out = tmp_path / f"mine{suffix}"
     out.write_bytes(b"link.bandwidth_gb_per_s\n64\n")
-    with pytest.raises(PerfModelError, match="no dataset that perfmodel wrote"):
+    with pytest.raises(PerfModelError, match="nothing that perfmodel wrote"):
         perfmodel.sweep(policy="monde", axes={"ndp.arrays": [16, 32]}, prompt=4, output=2, out=out)
     assert out.read_bytes() == b"link.bandwidth_gb_per_s\n64\n"
     assert list(tmp_path.iterdir()) == [out]
@@ -401,6 +402,21 @@ def test_only_results_are_replaced(tmp_path: Path, suffix: str) -> None:
     assert made.sizes["ndp.arrays"] == 3
     if suffix == ".nc":
         assert perfmodel.open_dataset(out).identical(made)
+
+
+def test_a_table_is_known_by_its_description(tmp_path: Path) -> None:
+    out, beside = tmp_path / "mine.csv", tmp_path / "mine.csv.json"
+    asked: dict[str, Any] = {"policy": "monde", "axes": {"ndp.arrays": [16, 32]}, "prompt": 4, "output": 2, "out": out}
+    beside.write_text('{"mine": 1}')
+    with pytest.raises(PerfModelError, match=r"csv\.json: exists"):
+        perfmodel.sweep(**asked)
+    assert beside.read_text() == '{"mine": 1}'
+    beside.unlink()
+    perfmodel.sweep(**asked)
+    out.write_text("my,data\n1,2\n")
+    with pytest.raises(PerfModelError, match=r"mine\.csv: exists"):
+        perfmodel.sweep(**asked)
+    assert out.read_text() == "my,data\n1,2\n"
 
 
 def test_an_answer_does_not_replace_what_it_is_made_from(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ store.flush = folder.flush = killing
 
 rename = Path.rename
 def renaming(path, target):
-    if moment == "rename" and path.name == ".a.new.zarr":
+    if moment == "rename" and path.name == ".a.perfmodel-new.zarr":
         die()
     return rename(path, target)
 Path.rename = renaming
@@ -353,7 +353,7 @@ def test_a_complete_sweep_is_replaced_only_by_a_complete_one(tmp_path: Path, exp
 
     with pytest.raises(KeyboardInterrupt):
         run_sweep(other, out=out, memory_gb=SMALLEST, progress=stop)
-    aside = tmp_path / ".a.previous.zarr"
+    aside = tmp_path / ".a.perfmodel-previous.zarr"
     assert open_dataset(aside).identical(expected)
     found = run_sweep(other, out=out, resume=True, progress=False)
     assert found.identical(run_sweep(other, progress=False))
@@ -447,6 +447,18 @@ def test_other_files_in_the_folder_do_not_matter(
     assert run_sweep(request_of(), out=out, resume=True, progress=False).identical(expected)
     assert open_dataset(out).identical(expected)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_finished_sweep_with_other_files_in_its_folder_is_not_replaced(tmp_path: Path, expected: xr.Dataset) -> None:
+    out = tmp_path / "a.zarr"
+    _make(out, True)
+    (out / "notes.txt").write_text("mine")
+    for action in (lambda: run_sweep(request_of(output=9), out=out, progress=False), lambda: save(expected, out)):
+        with pytest.raises(PerfModelError, match=r"holds 'notes\.txt'"):
+            action()
+    assert (out / "notes.txt").read_text() == "mine"
+    assert open_dataset(out).identical(expected)
+    assert [one.name for one in tmp_path.iterdir()] == ["a.zarr"]
 
 
 @pytest.mark.parametrize("how", ["removed", "moved", "replaced"])

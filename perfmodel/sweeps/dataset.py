@@ -38,7 +38,7 @@ from perfmodel.sweeps.folder import (
     write_json,
 )
 from perfmodel.sweeps.lock import claim
-from perfmodel.sweeps.outputs import NETCDF, ZARR, beside_table, check_output, known_kind
+from perfmodel.sweeps.outputs import NETCDF, TABLE_BYTES, ZARR, beside_table, check_output, known_kind
 from perfmodel.sweeps.provenance import attributes, closing_attributes
 from perfmodel.sweeps.request import Request
 
@@ -134,8 +134,9 @@ def save(dataset: "xr.Dataset", path: str | os.PathLike[str]) -> None:
         with replace_when_done(target) as temporary:
             write(dataset, temporary)
             if path.suffix == ".csv":  # in place just before its table: one without it counts as somebody else's
+                described = {**tables.description(dataset), TABLE_BYTES: temporary.stat().st_size}
                 with replace_when_done(beside_table(path)) as description:
-                    description.write_text(json.dumps(tables.description(dataset), indent=2) + "\n", encoding="utf-8")
+                    description.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise PerfModelError(f"{path_text(path)}: cannot be written ({in_words(error)})") from None
 

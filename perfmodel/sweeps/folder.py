@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfmodel.errors import PerfModelError
+from perfmodel.hardware.base import shown
 from perfmodel.hardware.files import path_text
 from perfmodel.paths import replace_when_done
 
@@ -34,15 +35,16 @@ _OF_ZARR = (MANIFEST, "zarr.json", ".zgroup", ".zarray")
 
 
 def beside(path: Path, word: str) -> Path:
-    """The hidden neighbour of a folder: ``.NAME.WORD.zarr``."""
-    return path.with_name(f".{path.stem}.{word}{path.suffix}")
+    """The hidden neighbour of a folder, under a name that nobody else gives: ``.NAME.perfmodel-WORD.zarr``."""
+    return path.with_name(f".{path.stem}.perfmodel-{word}{path.suffix}")
 
 
 def put_in_place(fresh: Path, path: Path) -> None:
-    """Give a folder its name; what had the name before stands aside, as ``.NAME.previous.zarr``."""
+    """Give a folder its name; what had the name before stands aside, as ``.NAME.perfmodel-previous.zarr``."""
     aside = beside(path, "previous")
     had = path.exists()
     if had:
+        _check_ours(path)
         discard(aside)
         path.rename(aside)
     try:
@@ -51,6 +53,19 @@ def put_in_place(fresh: Path, path: Path) -> None:
         if had:
             aside.rename(path)
         raise
+
+
+def _check_ours(path: Path) -> None:
+    """Refuse to replace a finished dataset whose folder also holds what somebody else put there."""
+    manifest = read_manifest(path)
+    if manifest is not None and manifest["complete"]:
+        own = {"zarr.json", MANIFEST, *manifest["bytes"]}
+        others = sorted(one.name for one in path.iterdir() if one.name not in own and not one.name.startswith("."))
+        if others:
+            raise PerfModelError(
+                f"{path_text(path)}: holds {shown(others[0])}, which perfmodel did not write; it is left alone, choose"
+                " another output"
+            )
 
 
 def put_back(path: Path) -> None:

@@ -12,6 +12,8 @@ from perfmodel.sweeps.folder import around, read_manifest
 NETCDF, ZARR = ".nc", ".zarr"
 #: Kinds of datasets; the first two are read again by ``open_dataset``.
 SUFFIXES = (NETCDF, ZARR, ".csv", ".parquet")
+#: Size of a CSV table in its description, by which the table is known again [byte].
+TABLE_BYTES = "table_bytes"
 #: What every dataset of perfmodel says of itself.
 _MARK = "perfmodel_version"
 
@@ -61,10 +63,13 @@ def check_output(path: str | os.PathLike[str], made_from: str | os.PathLike[str]
             read_manifest(target, "; it is left alone, choose another output", called=found)
         elif target.is_dir():
             raise PerfModelError(f"{where}: is a folder; allowed: a file name")
-        elif target.exists() and not _made_here(found):
-            raise PerfModelError(
-                f"{where}: exists and is no dataset that perfmodel wrote; it is left alone, choose another output"
-            )
+        else:
+            for file in [found, *([beside_table(found)] if found.suffix == ".csv" else [])]:
+                if file.exists() and not _made_here(file):
+                    raise PerfModelError(
+                        f"{path_text(file)}: exists and is nothing that perfmodel wrote; it is left alone, choose"
+                        " another output"
+                    )
     except (OSError, ValueError, RuntimeError) as error:
         if isinstance(error, PerfModelError):
             raise
@@ -84,6 +89,9 @@ def _made_here(file: Path) -> bool:
             import pyarrow.parquet as parquet
 
             return b"perfmodel" in (parquet.read_metadata(file).metadata or {})
-        return _MARK in json.loads(beside_table(file).read_text(encoding="utf-8"))
+        if file.suffix == ".json":
+            return _MARK in json.loads(file.read_text(encoding="utf-8"))
+        described = json.loads(beside_table(file).read_text(encoding="utf-8"))
+        return _MARK in described and described[TABLE_BYTES] == file.stat().st_size
     except Exception:  # readers raise many kinds of errors when fed with other files
         return False

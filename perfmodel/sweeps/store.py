@@ -205,8 +205,8 @@ def open_store(
     resume : go on with an unfinished sweep of the same request; begin where there is none.
     overwrite : throw away an unfinished sweep.
 
-    A finished sweep is replaced like any output: it stays aside, as ``.NAME.previous.zarr``, until the new one is
-    complete.
+    A finished sweep is replaced like any output: it stays aside, as ``.NAME.perfmodel-previous.zarr``, until the new
+    one is complete.
 
     Raises
     ------

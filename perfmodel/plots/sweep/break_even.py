@@ -74,7 +74,7 @@ def break_even_figure(dataset: xarray.Dataset) -> Figure:
     kind = find_metric(str(dataset.attrs["metric"]))
     sentences = [
         f"Equal {metric_words(kind)} of {names[policies[0]]} and {names[policies[1]]}.",
-        f"Searched: {axis_words(name)} from {low} to {high}.",
+        f"Searched: {axis_words(name)} from {low} to {high}; lines join the places found.",
         f"No change, and who is better: {', '.join(without)}." if without else "",
         origin_words(Sweep(_as_sweep(dataset))),
     ]

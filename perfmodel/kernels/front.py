@@ -15,7 +15,7 @@ import numpy as np
 from perfmodel.kernels._jit import scalar
 from perfmodel.kernels.block import BLOCK, PER_FLOP, PER_GPU_BYTE
 from perfmodel.kernels.point import GPU_N_HALF, LAUNCH_OVERHEAD
-from perfmodel.kernels.roofline import _causal_pairs1
+from perfmodel.kernels.roofline import _causal_pairs1, _roofline1
 
 # Places in a row of attention. Context means: for every token that is attended to.
 LAYERS, WINDOW, WEIGHT_FLOPS, WEIGHT_BYTES, CONTEXT_FLOPS, CONTEXT_BYTES, ATTENTION_LAUNCHES = range(7)
@@ -115,9 +115,10 @@ def _prefill_attention(p, r, attention, prompt, total):
         flops = kind[WEIGHT_FLOPS] * prompt + kind[CONTEXT_FLOPS] * _causal_pairs1(prompt, kind[WINDOW])
         moved = kind[WEIGHT_BYTES] + kind[CONTEXT_BYTES] * prompt
         for b in range(BLOCK):
-            memory_s = (moved + p[GPU_N_HALF, b]) * r[PER_GPU_BYTE, b]
             overhead_s = kind[ATTENTION_LAUNCHES] * p[LAUNCH_OVERHEAD, b]
-            total[b] += kind[LAYERS] * (max(flops * r[PER_FLOP, b], memory_s) + overhead_s)
+            total[b] += kind[LAYERS] * _roofline1(
+                flops, moved, r[PER_FLOP, b], r[PER_GPU_BYTE, b], p[GPU_N_HALF, b], overhead_s
+            )
 
 
 @scalar
@@ -130,5 +131,7 @@ def _operator_times(p, r, operators, times):
             times[m, b] = 0.0
         if moved != 0.0:
             for b in range(BLOCK):
-                memory_s = (moved + p[GPU_N_HALF, b]) * r[PER_GPU_BYTE, b]
-                times[m, b] = repeats * (max(flops * r[PER_FLOP, b], memory_s) + launches * p[LAUNCH_OVERHEAD, b])
+                overhead_s = launches * p[LAUNCH_OVERHEAD, b]
+                times[m, b] = repeats * _roofline1(
+                    flops, moved, r[PER_FLOP, b], r[PER_GPU_BYTE, b], p[GPU_N_HALF, b], overhead_s
+                )

@@ -7,10 +7,16 @@ from perfmodel.kernels._jit import scalar, ufunc
 
 
 @scalar
+def _transfer1(bytes_moved, s_per_byte, latency_s, n_half_bytes):
+    """A transfer of something, from the time of a byte."""
+    return latency_s + (bytes_moved + n_half_bytes) * s_per_byte
+
+
+@scalar
 def _transfer_time1(bytes_moved, bytes_per_s, latency_s, n_half_bytes):
     if bytes_moved == 0.0:
         return 0.0
-    return latency_s + (bytes_moved + n_half_bytes) / bytes_per_s
+    return _transfer1(bytes_moved, 1.0 / bytes_per_s, latency_s, n_half_bytes)
 
 
 @ufunc(4)

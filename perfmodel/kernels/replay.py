@@ -22,6 +22,7 @@ import numpy as np
 
 from perfmodel.kernels._jit import loop, scalar
 from perfmodel.kernels.block import BLOCK, PER_CYCLE, PER_FLOP, PER_GPU_BYTE, PER_LINK_BYTE, PER_NDP_BYTE
+from perfmodel.kernels.link import _transfer1
 from perfmodel.kernels.point import (
     GPU_N_HALF,
     LAUNCH_OVERHEAD,
@@ -38,6 +39,7 @@ from perfmodel.kernels.point import (
     SCALING_LINEAR,
     SCALING_NATIVE,
 )
+from perfmodel.kernels.roofline import _roofline1
 from perfmodel.kernels.systolic import _gemm_cycles_dealt1
 
 # Places in a row of work.
@@ -69,7 +71,7 @@ def _array_time(p, r, tokens, matrices, activation_bytes, array_s, one_way_s):
             cycles = _gemm_cycles_dealt1(tokens, k, n, p[NDP_ROWS, b], p[NDP_COLS, b], p[NDP_ARRAYS, b], dataflow)
             array_s[i, b] = cycles * r[PER_CYCLE, b]
     for b in range(BLOCK):
-        one_way_s[b] = p[LINK_LATENCY, b] + (activation_bytes + p[LINK_N_HALF, b]) * r[PER_LINK_BYTE, b]
+        one_way_s[b] = _transfer1(activation_bytes, r[PER_LINK_BYTE, b], p[LINK_LATENCY, b], p[LINK_N_HALF, b])
 
 
 @scalar
@@ -115,8 +117,8 @@ def _price_work(p, r, work, expert_params, hidden_size, matrices, used, priced):
         flops, weights = 2.0 * tokens * expert_params, expert_params * bits / 8.0
         moved = weights + 2.0 * activations
         for b in range(BLOCK):
-            memory_s = (moved + num_matrices * p[GPU_N_HALF, b]) * r[PER_GPU_BYTE, b]
-            priced[a, _GPU_SIDE, b] = max(flops * r[PER_FLOP, b], memory_s) + num_matrices * p[LAUNCH_OVERHEAD, b]
+            n_half, overhead_s = num_matrices * p[GPU_N_HALF, b], num_matrices * p[LAUNCH_OVERHEAD, b]
+            priced[a, _GPU_SIDE, b] = _roofline1(flops, moved, r[PER_FLOP, b], r[PER_GPU_BYTE, b], n_half, overhead_s)
         if used > _SIDES:
             for b in range(BLOCK):
                 priced[a, _GPU, b] = priced[a, _GPU_SIDE, b]
@@ -146,7 +148,7 @@ def _near_work(p, r, bits, quantised, matrices, array_s, one_way_s, slower, used
 def _copies(p, r, weights, ahead, wasted, used, a, priced):
     """Copies to the GPU: on demand they come before the work, issued ahead they run beside the layer before."""
     for b in range(BLOCK):
-        copy = p[LINK_LATENCY, b] + (weights + p[LINK_N_HALF, b]) * r[PER_LINK_BYTE, b]
+        copy = _transfer1(weights, r[PER_LINK_BYTE, b], p[LINK_LATENCY, b], p[LINK_N_HALF, b])
         priced[a, _GPU_SIDE, b] += (1.0 - ahead) * copy
         if used > _SIDES:
             priced[a, _LINK_AHEAD, b] = (ahead + wasted) * copy

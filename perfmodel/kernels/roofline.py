@@ -16,12 +16,16 @@ from perfmodel.kernels._jit import scalar, ufunc
 
 
 @scalar
+def _roofline1(flops, bytes_moved, s_per_flop, s_per_byte, n_half_bytes, overhead_s):
+    """An operator that moves something, from the times of an operation and of a byte."""
+    return np.maximum(flops * s_per_flop, (bytes_moved + n_half_bytes) * s_per_byte) + overhead_s
+
+
+@scalar
 def _roofline_time1(flops, bytes_moved, flops_per_s, bytes_per_s, n_half_bytes, overhead_s):
-    compute_s = flops / flops_per_s
-    memory_s = 0.0
-    if bytes_moved != 0.0:
-        memory_s = (bytes_moved + n_half_bytes) / bytes_per_s
-    return np.maximum(compute_s, memory_s) + overhead_s
+    if bytes_moved == 0.0:
+        return flops / flops_per_s + overhead_s
+    return _roofline1(flops, bytes_moved, 1.0 / flops_per_s, 1.0 / bytes_per_s, n_half_bytes, overhead_s)
 
 
 @scalar

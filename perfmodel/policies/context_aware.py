@@ -12,7 +12,6 @@ Source: arXiv 2512.04476. Where the text is silent:
   the placement is known only afterwards.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel import placement
-from perfmodel.bitwidth import LossTable, bits_by_rank
+from perfmodel.bitwidth import bits_by_rank, losses_for
 from perfmodel.errors import PolicyError
 from perfmodel.kernels.picks import look_up
 from perfmodel.placement import Norm
@@ -45,8 +44,6 @@ from perfmodel.routing import RoutingTrace, statistics
 
 Selector = Literal["prefix", "uniform", "full"]
 _REPLICAS = (1.0, 2.0, 3.0, 4.0)
-#: Losses of this project's own small model, measured on its weights; used where no table is given.
-BUNDLED_LOSSES = "tiny-mixtral-32l-losses"
 
 
 @dataclass(frozen=True)
@@ -101,10 +98,10 @@ class _PlacedExperts(Policy):
             return float(inputs.model.expert_bits), ()
         if self.selector == "uniform":
             return float(self.mean_bits), ()
-        losses, notes = _losses(inputs.losses, len(inputs.model.moe_layers), inputs.model.num_experts)
-        ordered = losses[np.arange(cold.shape[1])[:, None], cold]
+        table = losses_for(inputs.losses, len(inputs.model.moe_layers), inputs.model.num_experts)
+        ordered = table.losses[np.arange(cold.shape[1])[:, None], cold]
         bits = bits_by_rank(ordered.reshape(-1, *ordered.shape[2:]), self.mean_bits)
-        return bits.reshape(cold.shape), notes
+        return bits.reshape(cold.shape), table.notes
 
     def _classes(
         self, order: NDArray[np.int64], count: int, bits: NDArray[Any] | float, full: float, table: ClassTable
@@ -157,19 +154,6 @@ class _PlacedExperts(Policy):
                 *bit_notes,
             ),
         )
-
-
-@functools.lru_cache(maxsize=16)
-def _losses(given: LossTable | None, num_layers: int, num_experts: int) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """Loss table for a model's MoE layers [L, E, 4], and what to say of it.
-
-    A table that was given must fit the model. Without one, the bundled table serves models with as many experts,
-    and an assumed table the others.
-    """
-    chosen = given or LossTable.load(BUNDLED_LOSSES)
-    table = chosen.for_model(num_layers, num_experts, assume=given is None)
-    named = () if table.source == "assumed" else (f"losses: {table.name} ({table.source})",)
-    return table.losses, (*named, *table.notes)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ import numba
 import numpy as np
 
 from perfmodel import __version__
-from perfmodel.bitwidth import LossTable
+from perfmodel.bitwidth import BUNDLED_LOSSES, LossTable
 from perfmodel.policies import ContextAware, Static
-from perfmodel.policies.context_aware import BUNDLED_LOSSES
 from perfmodel.routing import RoutingTrace
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.axis import FILES

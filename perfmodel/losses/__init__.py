@@ -1,0 +1,1 @@
+"""Loss tables from real weights: built, shown and compared."""

@@ -4,7 +4,7 @@ Source of the rules: arXiv 2512.04476, section on context-aware placement.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,38 @@ def _normalised(values: NDArray[np.float64], norm: Norm) -> NDArray[np.float64]:
     return np.asarray(np.divide(values - low, span, out=np.zeros_like(values), where=span > 0))
 
 
+def importance_of(
+    counts: NDArray[np.number[Any]], weight_sums: NDArray[np.float64] | None, *, alpha: float = 0.5, norm: Norm = "sum"
+) -> NDArray[np.float64]:
+    r"""Importance of experts from how often they were selected and with which weights [..., E].
+
+    .. math:: S_{l,e} = \alpha\,\mathrm{Norm}(P_{l,e}) + (1 - \alpha)\,\mathrm{Norm}(W_{l,e})
+
+    with P the number of times the router selected the expert and W the sum of its routing weights over those
+    selections. ``Norm`` divides by the layer's sum (the usual reading) or rescales to [0, 1].
+
+    Parameters
+    ----------
+    counts : P, not negative [..., E]
+    weight_sums : W, not negative [..., E]; may be None where alpha is 1
+    alpha : share of the counts [1], 0 to 1
+
+    Raises
+    ------
+    PolicyError : alpha out of range, or below 1 without weights.
+
+    Source: arXiv 2512.04476; the text leaves ``Norm`` open.
+    """
+    if not 0.0 <= alpha <= 1.0:
+        raise PolicyError(f"alpha: found {alpha}, allowed 0 to 1")
+    by_count = _normalised(counts.astype(np.float64), norm)
+    if alpha == 1.0:
+        return by_count
+    if weight_sums is None:
+        raise PolicyError(f"alpha: found {alpha:g}, allowed 1 without routing weights")
+    return np.asarray(alpha * by_count + (1.0 - alpha) * _normalised(weight_sums, norm))
+
+
 def importance(
     trace: RoutingTrace,
     *,
@@ -50,12 +82,7 @@ def importance(
     phase: Phase = "prefill",
     leave_one_out: bool = False,
 ) -> Importance:
-    r"""Importance of every expert of every layer, one set a sequence.
-
-    .. math:: S_{l,e} = \alpha\,\mathrm{Norm}(P_{l,e}) + (1 - \alpha)\,\mathrm{Norm}(W_{l,e})
-
-    with P the number of times the router selected the expert in the phase and W the sum of its routing weights
-    over those selections. ``Norm`` divides by the layer's sum (the usual reading) or rescales to [0, 1].
+    """Importance of every expert of every layer, one set a sequence, by `importance_of`.
 
     Parameters
     ----------
@@ -68,18 +95,13 @@ def importance(
     Raises
     ------
     PolicyError : alpha out of range, or no other sequence to profile.
-
-    Source: arXiv 2512.04476; the text leaves ``Norm`` open.
     """
-    if not 0.0 <= alpha <= 1.0:
-        raise PolicyError(f"alpha: found {alpha}, allowed 0 to 1")
     notes: list[str] = []
-    if trace.topk_weights is None and alpha != 1.0:
+    if trace.topk_weights is None and 0.0 <= alpha < 1.0:
         notes.append(f"the trace has no routing weights: alpha forced from {alpha:g} to 1 (counts alone)")
         alpha = 1.0
-    counts = statistics.selection_counts(trace, phase).astype(np.float64)
-    weights = statistics.weight_sums(trace, phase) if alpha < 1.0 else np.zeros_like(counts)
-    values = alpha * _normalised(counts, norm) + (1.0 - alpha) * _normalised(weights, norm)
+    weights = statistics.weight_sums(trace, phase) if trace.topk_weights is not None and alpha != 1.0 else None
+    values = importance_of(statistics.selection_counts(trace, phase), weights, alpha=alpha, norm=norm)
     if leave_one_out:
         if trace.num_sequences < 2:
             raise PolicyError("a profile of the other sequences needs a trace with at least 2 sequences, found 1")

@@ -5,7 +5,8 @@ result in another way: it counts folds one by one, adds up pairs, follows the co
 every split.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -189,17 +190,46 @@ def prefix_splits(num_experts: int, budget: int) -> Iterator[tuple[int, int, int
                     yield n4, n3, n2, num_experts - n4 - n3 - n2
 
 
-def split_loss(losses: NDArray[np.float64], split: tuple[int, int, int, int]) -> Fraction:
-    """Exact summed loss of a prefix split; ``losses`` [E, 4] is in order of decreasing importance."""
-    bits = [q for q, count in zip((4, 3, 2, 1), split, strict=True) for _ in range(count)]
-    return sum((Fraction(float(losses[i, q - 1])) for i, q in enumerate(bits)), Fraction(0))
+def summed_loss(losses: NDArray[np.float64], levels: Sequence[int]) -> Fraction:
+    """Exact summed loss of one level for each expert; ``losses`` is [E, M]."""
+    return sum((Fraction(float(losses[e, m])) for e, m in enumerate(levels)), Fraction(0))
 
 
-def select_prefix(losses: NDArray[np.float64], budget: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The best split of each row by trying all of them, with exact sums; the first of equals wins."""
-    counts = np.full((len(losses), 4), -1, dtype=np.int64)
-    for row, (table, increments) in enumerate(zip(losses, budget, strict=True)):
-        splits = list(prefix_splits(len(table), int(increments)))
-        if splits:
-            counts[row] = min(splits, key=lambda split: split_loss(table, split))
-    return counts
+def select_prefix(importance: NDArray[np.float64], losses: NDArray[np.float64], budget: int) -> NDArray[np.int64]:
+    """Bits of every expert [E] by trying every prefix split with exact sums; the first of equals wins."""
+    order = sorted(range(len(importance)), key=lambda e: (-importance[e], e))
+    tried = (
+        [level for level, count in zip((3, 2, 1, 0), split, strict=True) for _ in range(count)]
+        for split in prefix_splits(len(order), budget)
+    )
+    best = min(tried, key=lambda levels: summed_loss(losses[order], levels))
+    bits = np.empty(len(order), np.int64)
+    bits[order] = np.array(best, np.int64) + 1
+    return bits
+
+
+def best_assignment(
+    losses: NDArray[np.float64], costs: NDArray[np.int64], budget: int, at_most: bool, ordered: bool
+) -> NDArray[np.int64] | None:
+    """Levels [L, E] of the best assignment of L layers by trying every one with exact sums; None where there is none.
+
+    losses, costs : [L, E, M] of all layers together. ``ordered`` keeps to levels that do not rise within a layer.
+    """
+    num_layers, num_experts, num_levels = losses.shape
+    of_layer = [
+        levels
+        for levels in itertools.product(range(num_levels), repeat=num_experts)
+        if not ordered or all(later <= earlier for earlier, later in itertools.pairwise(levels))
+    ]
+    best = None
+    for tried in itertools.product(of_layer, repeat=num_layers):
+        spent = [sum(int(costs[i, e, m]) for e, m in enumerate(levels)) for i, levels in enumerate(tried)]
+        total = sum(spent)
+        if total > budget or (total < budget and not at_most):
+            continue
+        loss = sum((summed_loss(losses[i], levels) for i, levels in enumerate(tried)), Fraction(0))
+        # Of equal losses the cheapest, then what earlier layers spend least, then the lowest levels from the first on.
+        key = loss, total, spent, tried
+        if best is None or key < best:
+            best = key
+    return None if best is None else np.array(best[-1], np.int64).reshape(num_layers, num_experts)

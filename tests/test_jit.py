@@ -15,7 +15,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import perfmodel
-from perfmodel.kernels import _jit, link, selector, systolic
+from perfmodel.kernels import _jit, knapsack, link, systolic
 
 PACKAGE = Path(perfmodel.__file__).parent
 
@@ -220,7 +220,7 @@ def test_threads_may_race_for_the_first_call(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_kernels_pickle_by_name() -> None:
-    for kernel in (link.transfer_time, selector.select_prefix):
+    for kernel in (link.transfer_time, knapsack.merge_fronts):
         assert pickle.loads(pickle.dumps(kernel)) is kernel
     assert repr(link.transfer_time) == "<kernel perfmodel.kernels.link.transfer_time>"
     assert link.transfer_time.__name__ == "transfer_time"
@@ -228,20 +228,19 @@ def test_kernels_pickle_by_name() -> None:
 
 
 def test_compiled_code_may_call_kernels() -> None:
-    transfer, select = link.transfer_time, selector.select_prefix
+    transfer, merge = link.transfer_time, knapsack.merge_fronts
 
     @numba.njit
-    def own(values, losses, budget):  # type: ignore[no-untyped-def]
+    def own(values, fronts, last):  # type: ignore[no-untyped-def]
         return (
             transfer(values, 2.0, 0.5, 0.0),
-            select(losses, budget),
+            merge(fronts, last),
             systolic.gemm_cycles(1, 128, 37, 4, 4, 1),
         )
 
-    losses = np.array([[[8.0, 4.0, 2.0, 1.0], [1.0, 0.5, 0.3, 0.2]]])
-    seconds, counts, cycles = own(np.array([0.0, 8.0]), losses, np.array([2]))
+    seconds, front, cycles = own(np.array([0.0, 8.0]), np.array([[8.0, 4.0], [1.0, 0.5]]), 2)
     assert_array_equal(seconds, [0.0, 4.5])
-    assert_array_equal(counts, [[0, 1, 0, 1]])
+    assert_array_equal(front, [9.0, 5.0, 4.5])
     assert cycles == 3520
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from perfmodel import reference
-from perfmodel.kernels import link, roofline, selector, systolic
+from perfmodel.kernels import link, roofline, systolic
 
 DATA = Path(__file__).parent / "data"
 
@@ -28,7 +28,7 @@ small = st.integers(0, 40)
 sides = st.integers(1, 12)
 
 
-@pytest.mark.parametrize("name", ["roofline", "link", "systolic", "dram", "selector"])
+@pytest.mark.parametrize("name", ["roofline", "link", "systolic", "dram", "selector", "knapsack"])
 def test_examples_in_docstrings(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"perfmodel.kernels.{name}"))
     assert result.attempted > 0
@@ -201,45 +201,3 @@ def test_arguments_broadcast_and_may_be_strided_read_only_or_empty() -> None:
     assert_allclose(link.transfer_time(moved, rate, 0.5, 0.0), expected, rtol=1e-15, atol=0)
     assert link.transfer_time(np.empty((0, 3)), 1.0, 0.0, 0.0).shape == (0, 3)
     assert link.transfer_time(np.int32(8), np.float32(2), 0, 0) == 4.0
-
-
-# --- selector ---
-
-
-def _row(draw_losses: list[list[float]]) -> np.ndarray:
-    return np.array(draw_losses, dtype=np.float64).reshape(1, len(draw_losses), 4)
-
-
-whole = st.lists(st.lists(st.integers(0, 50), min_size=4, max_size=4), min_size=1, max_size=8)
-real = st.lists(st.lists(st.floats(0, 1e3), min_size=4, max_size=4), min_size=1, max_size=8)
-
-
-@given(whole, st.data())
-def test_selector_finds_the_first_best_split(losses, data) -> None:
-    # Whole numbers add up exactly, so ties are real ties.
-    budget = np.array([data.draw(st.integers(0, 3 * len(losses)))])
-    rows = _row(losses)
-    assert_array_equal(selector.select_prefix(rows, budget), reference.select_prefix(rows, budget))
-
-
-@given(real, st.data())
-def test_selector_is_as_good_as_trying_all(losses, data) -> None:
-    budget = np.array([data.draw(st.integers(0, 3 * len(losses)))])
-    rows = _row(losses)
-    found = tuple(int(n) for n in selector.select_prefix(rows, budget)[0])
-    best = tuple(int(n) for n in reference.select_prefix(rows, budget)[0])
-    assert found in set(reference.prefix_splits(len(losses), int(budget[0])))
-    excess = reference.split_loss(rows[0], found) - reference.split_loss(rows[0], best)
-    assert 0 <= excess <= 1e-12 * (1 + rows.sum())
-
-
-def test_selector_handles_rows_on_their_own_and_marks_impossible_budgets() -> None:
-    rng = np.random.default_rng(0)
-    rows = rng.random((6, 5, 4))
-    budget = np.array([-1, 0, 7, 15, 16, 8])
-    together = selector.select_prefix(rows, budget)
-    assert_array_equal(together[[0, 4]], -1)
-    for i in range(6):
-        assert_array_equal(together[i], selector.select_prefix(rows[i : i + 1], budget[i : i + 1])[0])
-    rows.flags.writeable = False
-    assert_array_equal(selector.select_prefix(rows, budget), together)

@@ -96,6 +96,15 @@ def test_counts_alone_without_weights_and_the_notes_say_so() -> None:
 def test_alpha_out_of_range_is_refused(alpha) -> None:
     with pytest.raises(PolicyError, match=r"alpha.*allowed 0 to 1"):
         placement.importance(recording(), alpha=alpha)
+    with pytest.raises(PolicyError, match=r"alpha.*allowed 0 to 1"):
+        placement.importance_of(np.ones((1, 2)), np.ones((1, 2)), alpha=alpha)
+
+
+def test_importance_of_counts_needs_weights_unless_counts_are_all() -> None:
+    counts = np.array([[3, 1, 0, 0], [0, 0, 0, 0]])
+    assert placement.importance_of(counts, None, alpha=1.0).tolist() == [[0.75, 0.25, 0.0, 0.0], [0.0] * 4]
+    with pytest.raises(PolicyError, match=r"alpha: found 0.5, allowed 1 without routing weights"):
+        placement.importance_of(counts, None)
 
 
 # --- leave one out ---

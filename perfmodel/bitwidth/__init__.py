@@ -1,6 +1,27 @@
 """Bit widths of near-data experts: loss tables, and the selector that spends a bit budget on them."""
 
-from perfmodel.bitwidth.select import bit_budget, bits_by_rank, select_bitwidths
+from perfmodel.bitwidth.budget import BUDGETS, Budget
+from perfmodel.bitwidth.front import BitwidthFront, bitwidth_front
+from perfmodel.bitwidth.objective import OBJECTIVES, Objective, assigned_loss, objective_weights
+from perfmodel.bitwidth.problem import SCOPES, Scope
+from perfmodel.bitwidth.select import optimal_bitwidths, select_bitwidths
 from perfmodel.bitwidth.table import BITS, BUNDLED_LOSSES, LossTable, losses_for
 
-__all__ = ["BITS", "BUNDLED_LOSSES", "LossTable", "bit_budget", "bits_by_rank", "losses_for", "select_bitwidths"]
+__all__ = [
+    "BITS",
+    "BUDGETS",
+    "BUNDLED_LOSSES",
+    "OBJECTIVES",
+    "SCOPES",
+    "BitwidthFront",
+    "Budget",
+    "LossTable",
+    "Objective",
+    "Scope",
+    "assigned_loss",
+    "bitwidth_front",
+    "losses_for",
+    "objective_weights",
+    "optimal_bitwidths",
+    "select_bitwidths",
+]

@@ -1,11 +1,18 @@
-"""Checks that arrays of importance and of losses share."""
+"""Checks of what describes experts: importance, losses, sizes, widths and options."""
 
+import difflib
+from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import PolicyError, TraceError
+from perfmodel.routing.npz import shown
+
+#: Widest format of a loss table and of a menu [bit].
+WIDEST = 16
 
 
 def finite(values: Any, name: str, error: type[PolicyError] | type[TraceError]) -> NDArray[np.float64]:
@@ -39,3 +46,55 @@ def _refuse(
         where = tuple(int(i) for i in np.argwhere(bad)[0])
         place = f"{name}{list(where)}" if where else name
         raise error(f"{place} is {array[where]}; it must be {allowed}")
+
+
+def choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """Refuse a word that is not one of those allowed."""
+    if not isinstance(value, str) or value not in allowed:
+        near = difflib.get_close_matches(value[:80], allowed, 1) if isinstance(value, str) else []
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise PolicyError(f"{name} is {shown(value)}; it must be {' or '.join(map(repr, allowed))}{hint}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is one real number; true and false are not."""
+    return type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
+
+
+def mean_within(mean_bits: Any, bits: tuple[int, ...]) -> float:
+    """``mean_bits`` as a float, refused unless it is a number that the menu spans."""
+    if not is_number(mean_bits) or not bits[0] <= mean_bits <= bits[-1]:
+        raise PolicyError(f"mean_bits is {shown(mean_bits)}; it must be a number from {bits[0]} to {bits[-1]}")
+    return float(mean_bits)
+
+
+def menu(bits: Any, name: str, error: type[PolicyError] | type[TraceError]) -> tuple[int, ...]:
+    """A menu of widths as a tuple of whole numbers, rising."""
+    found = finite(bits, name, error)
+    whole = found.ndim == 1 and found.size > 0 and bool((found == np.floor(found)).all())
+    if not whole or found.min() < 1 or found.max() > WIDEST or (np.diff(found) <= 0).any():
+        given = shown(np.asarray(bits).tolist())
+        raise error(f"{name} is {given}; it must be whole numbers from 1 to {WIDEST}, rising")
+    return tuple(int(width) for width in found)
+
+
+def per_expert(values: Any, name: str, num_experts: int) -> NDArray[np.float64]:
+    """Finite numbers, one for each expert on the last axis."""
+    array = finite(values, name, PolicyError)
+    if array.ndim < 1 or array.shape[-1] != num_experts:
+        raise PolicyError(f"{name} has shape {list(array.shape)}; it must be [..., {num_experts}], one for each expert")
+    return array
+
+
+def common_lead(given: Mapping[str, NDArray[Any]]) -> tuple[int, ...]:
+    """Broadcast leading axes of arrays [..., E]; ``losses`` has one axis more."""
+    try:
+        return np.broadcast_shapes(*(array.shape[: _lead_axes(name, array)] for name, array in given.items()))
+    except ValueError:
+        named = [f"{name} {list(array.shape)}" for name, array in given.items() if _lead_axes(name, array) > 0]
+        raise PolicyError(f"the leading axes of {' and '.join(named)} do not match") from None
+
+
+def _lead_axes(name: str, array: NDArray[Any]) -> int:
+    """How many leading axes an array has."""
+    return array.ndim - (2 if name == "losses" else 1)

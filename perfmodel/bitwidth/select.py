@@ -1,59 +1,71 @@
-"""The selector that spends a bit budget on near-data experts."""
+"""The selector that spends a bit budget on near-data experts, and the optimum beside it."""
 
-import math
-from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.bitwidth.checks import finite, not_negative
+from perfmodel.bitwidth.budget import Budget, budget_steps, increments, refuse_unreachable
+from perfmodel.bitwidth.checks import common_lead, finite, mean_within, not_negative, per_expert
+from perfmodel.bitwidth.problem import Problem, Scope, check_shapes, make_problem
+from perfmodel.bitwidth.solve import assigned_bits, levels
 from perfmodel.bitwidth.table import BITS
 from perfmodel.errors import PolicyError
-from perfmodel.kernels.selector import select_prefix
-from perfmodel.routing.npz import shown
+from perfmodel.kernels.selector import BAD_IMPORTANCE, BAD_LOSSES, BAD_WEIGHTS, NOTHING, select_prefix
+
+_NO_ROWS = np.empty((0, 0))
 
 
-def bit_budget(num_experts: int, mean_bits: float) -> int:
-    """One-bit increments above 1 bit that a mean of ``mean_bits`` allows ``num_experts`` experts [bit].
+def select_bitwidths(
+    importance: ArrayLike,
+    losses: ArrayLike,
+    mean_bits: float | None = None,
+    *,
+    bits: ArrayLike = BITS,
+    budget: Budget = "exact",
+    sizes: ArrayLike | None = None,
+    max_bytes: float | None = None,
+    weights: ArrayLike | None = None,
+    min_bits: ArrayLike | None = None,
+    scope: Scope = "layer",
+) -> NDArray[np.int8]:
+    r"""Bit width of each near-data expert under a budget, by the prefix rule.
 
-    Equation: ``floor(num_experts * (mean_bits - 1) + 1e-9)``; the small term undoes rounding, as in 2.3 - 1.
+    Experts of a layer are ordered by decreasing importance (ties: lower index first). Of all assignments whose bits
+    do not increase along that order and which meet the budget, one with the smallest summed loss is taken:
 
-    Raises PolicyError when ``mean_bits`` is not a number from 1 to 4.
+    .. math:: \min_b \sum_i w_i\, loss_i(b_i) \quad\text{with}\quad b_1 \ge b_2 \ge \dots \ge b_E
 
-    >>> bit_budget(6, 2.5)
-    9
-    """
-    given: Any = mean_bits
-    is_number = isinstance(given, Real) and not isinstance(given, bool)
-    if not is_number or not 1 <= given <= 4:
-        raise PolicyError(f"mean_bits is {shown(given)}; it must be a number from 1 to 4")
-    return math.floor(num_experts * (float(mean_bits) - 1) + 1e-9)
-
-
-def select_bitwidths(importance: ArrayLike, losses: ArrayLike, mean_bits: float) -> NDArray[np.int8]:
-    """Bit width of each near-data expert under a mean budget, chosen for each layer on its own.
-
-    Experts are ordered by decreasing importance (ties: lower index first). Of all assignments whose bits do
-    not increase along that order and whose increments above 1 bit sum to `bit_budget` exactly, the one with
-    the smallest summed loss is taken (ties: fewest experts at 4 bits, then fewest at 3).
-
-    To weigh each expert's loss by its importance, pass ``losses * importance[..., None]``.
+    Ties: the bits that come first in lexicographic order along the order of importance, so the fewest experts at 4
+    bits, then the fewest at 3. Sums are float64, and what ties on paper may differ in the last bit.
 
     Parameters
     ----------
     importance : finite numbers [..., E]; usually [sequences, layers, experts on the near-data device]
-    losses : finite numbers, not negative [..., E, 4]; output error of each expert at 1, 2, 3 and 4 bits.
-        Leading axes broadcast against those of ``importance``.
-    mean_bits : mean bits per expert, 1 to 4 [bit]
+    losses : finite numbers, not negative [..., E, widths]; output error of each expert at each width. Leading axes
+        of all arrays broadcast.
+    mean_bits : mean bits a weight over the group that shares the budget, within the menu [bit]
+    bits : the menu of widths, whole and rising, 1 to 16 [bit]
+    budget : ``exact`` spends ``floor(E * (mean_bits - bits[0]))`` bits above the lowest width, no more and no less;
+        ``at-most`` takes the smallest loss within them (ties: the fewest bits). Where experts of a group differ in
+        size no total can be met at will, so their budget is a ceiling in any case.
+    sizes : parameters of each expert, whole numbers [..., E]; without them all experts count alike
+    max_bytes : ceiling of the weights of a group in place of ``mean_bits`` [byte]; needs ``sizes``
+    weights : factors of the losses, finite and not negative [..., E]; see `objective_weights`
+    min_bits : floor of every expert, one number or [..., E] [bit]. The prefix rule holds for the widths before
+        those below the floor are lifted to it; lifting counts against the budget.
+    scope : the group that shares a budget: each ``layer``, or the whole ``model``, the last two axes [layers, E]
+        together. The prefix rule holds within layers in both; the split over layers is the best one (ties: the
+        earlier layer takes less).
 
     Returns
     -------
-    int8 [..., E] : 1, 2, 3 or 4 for each expert, in the caller's order; empty when E is 0
+    int8 [..., E] : a width of the menu for each expert, in the caller's order; empty when E is 0
 
     Raises
     ------
-    PolicyError : when shapes do not match, or a number is missing, infinite or out of range
+    PolicyError : when shapes do not match, a number is missing, infinite or out of range, or the budget cannot be
+        met; the message then names the nearest that can
 
     References
     ----------
@@ -62,51 +74,94 @@ def select_bitwidths(importance: ArrayLike, losses: ArrayLike, mean_bits: float)
     >>> select_bitwidths([0.1, 0.9], [[2, 1.5, 1, 0.5], [8, 4, 2, 1]], 2.0).tolist()
     [1, 3]
     """
+    plain = sizes is None and max_bytes is None and min_bits is None
+    if plain and _is(budget, "exact") and _is(scope, "layer") and _is_usual(bits):
+        return _searched(importance, losses, mean_bits, weights)
+    # An importance of None would ask for the optimum.
     rank = finite(importance, "importance", PolicyError)
-    loss = finite(losses, "losses", PolicyError)
-    if rank.ndim < 1 or loss.ndim < 2 or loss.shape[-2:] != (rank.shape[-1], len(BITS)):
-        raise PolicyError(
-            f"importance has shape {list(rank.shape)} and losses {list(loss.shape)}; "
-            "they must be [..., experts] and [..., experts, 4]"
-        )
-    not_negative(loss, "losses", PolicyError)
-    num_experts = rank.shape[-1]
-    bit_budget(num_experts, mean_bits)  # refuses a bad mean where there is nothing to choose as well
-    try:
-        lead = np.broadcast_shapes(rank.shape[:-1], loss.shape[:-2])
-    except ValueError:
-        raise PolicyError(
-            f"the leading axes of importance {list(rank.shape)} and losses {list(loss.shape)} do not match"
-        ) from None
-    if num_experts == 0 or 0 in lead:
-        return np.empty((*lead, num_experts), dtype=np.int8)
-
-    rank = np.broadcast_to(rank, (*lead, num_experts)).reshape(-1, num_experts)
-    loss = np.broadcast_to(loss, (*lead, num_experts, len(BITS))).reshape(-1, num_experts, len(BITS))
-    order = np.argsort(-rank, axis=1, kind="stable")
-    ordered = np.take_along_axis(loss, order[:, :, None], axis=1)
-    bits = np.empty(order.shape, dtype=np.int8)
-    np.put_along_axis(bits, order, bits_by_rank(ordered, mean_bits), axis=1)
-    return bits.reshape(*lead, num_experts)
+    problem = make_problem(losses, rank, bits=bits, sizes=sizes, weights=weights, min_bits=min_bits, scope=scope)
+    return _chosen(problem, mean_bits, max_bytes, budget, sized=sizes is not None)
 
 
-def bits_by_rank(losses: NDArray[np.float64], mean_bits: float) -> NDArray[np.int8]:
-    """What `select_bitwidths` chooses where experts are already in order of decreasing importance [B, E].
+def optimal_bitwidths(
+    losses: ArrayLike,
+    mean_bits: float | None = None,
+    *,
+    bits: ArrayLike = BITS,
+    budget: Budget = "exact",
+    sizes: ArrayLike | None = None,
+    max_bytes: float | None = None,
+    weights: ArrayLike | None = None,
+    min_bits: ArrayLike | None = None,
+    scope: Scope = "layer",
+) -> NDArray[np.int8]:
+    """Bit width of each expert with the smallest summed loss under a budget, in whatever order.
 
-    losses : float64 [B, E, 4] of at least one expert, finite and not negative; not checked.
+    The optimum of a multiple-choice knapsack, by dynamic programming; what `select_bitwidths` loses against it is
+    the price of the prefix rule. Parameters, budgets and errors are those of `select_bitwidths`.
+
+    Ties: the bits that come first in lexicographic order, in the caller's order of experts.
+
+    >>> losses = [[2, 1.5, 1, 0.5], [8, 4, 2, 1]]
+    >>> optimal_bitwidths(losses, 2.0).tolist(), select_bitwidths([0.9, 0.1], losses, 2.0).tolist()
+    ([1, 3], [2, 2])
     """
-    num_rows, num_experts = losses.shape[:2]
-    counts = select_prefix(_scaled(losses), np.full(num_rows, bit_budget(num_experts, mean_bits), dtype=np.int64))
-    # The first n4 experts in order get 4 bits, up to n4 + n3 get 3, up to n4 + n3 + n2 get 2.
-    ends = np.cumsum(counts[:, :3], axis=1)
-    position = np.arange(num_experts)
-    bits = np.ones((num_rows, num_experts), dtype=np.int8)
-    for end in ends.T:
-        bits += position < end[:, None]
+    problem = make_problem(losses, None, bits=bits, sizes=sizes, weights=weights, min_bits=min_bits, scope=scope)
+    return _chosen(problem, mean_bits, max_bytes, budget, sized=sizes is not None)
+
+
+def _chosen(problem: Problem, mean_bits: Any, max_bytes: Any, budget: Any, *, sized: bool) -> NDArray[np.int8]:
+    steps, ceiling = budget_steps(problem, mean_bits, max_bytes, budget, sized)
+    found = levels(problem, steps, ceiling)
+    if found.size and found.min() < 0:
+        refuse_unreachable(problem, int(np.argwhere(found < 0)[0, 0]), steps * problem.step, float(mean_bits))
+    return assigned_bits(problem, found)
+
+
+def _searched(importance: Any, losses: Any, mean_bits: Any, weights: Any) -> NDArray[np.int8]:
+    """The usual case in one compiled call, which checks the numbers too; messages are made only on failure."""
+    rank, loss = _floats(importance, "importance"), _floats(losses, "losses")
+    check_shapes(loss, rank, len(BITS))
+    lead, num_experts = rank.shape[:-1], rank.shape[-1]
+    given = {"importance": rank, "losses": loss}
+    if weights is not None:
+        given["weights"] = per_expert(_floats(weights, "weights"), "weights", num_experts)
+    if weights is not None or loss.shape[:-2] != lead:
+        lead = common_lead(given)
+    budget = increments(num_experts, mean_within(mean_bits, BITS), BITS[0])
+    bits = np.empty((*lead, num_experts), np.int8)
+    if num_experts == 0:
+        return bits
+    rows = [_as_rows(rank, lead, 1), _as_rows(loss, lead, 2), _NO_ROWS]
+    if weights is not None:
+        rows[2] = _as_rows(given["weights"], lead, 1)
+    wrong = select_prefix(*rows, budget, bits.reshape(-1, num_experts))
+    if wrong != NOTHING:
+        name = {BAD_IMPORTANCE: "importance", BAD_LOSSES: "losses", BAD_WEIGHTS: "weights"}[wrong]
+        not_negative(finite(given[name], name, PolicyError), name, PolicyError)
     return bits
 
 
-def _scaled(losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows divided by a power of two: sums cannot overflow and the choice does not depend on the unit."""
-    _, exponent = np.frexp(losses.max(axis=(1, 2)))
-    return np.ascontiguousarray(np.ldexp(losses, -exponent[:, None, None]))
+def _floats(values: Any, name: str) -> NDArray[np.float64]:
+    """``values`` as float64 as they are, where they are that already; else converted and checked."""
+    if type(values) is np.ndarray and values.dtype == np.float64 and values.flags.aligned:
+        return values
+    return finite(values, name, PolicyError)
+
+
+def _as_rows(array: NDArray[np.float64], lead: tuple[int, ...], own: int) -> NDArray[np.float64]:
+    """Rows of the last ``own`` axes in C order; where fewer than ``lead`` asks for, they repeat in turn."""
+    mine, axes = array.shape[:-own], array.shape[-own:]
+    if lead[len(lead) - len(mine) :] != mine:
+        array = np.broadcast_to(array, (*lead, *axes))
+    return np.ascontiguousarray(array.reshape(-1, *axes))
+
+
+def _is(value: Any, word: str) -> bool:
+    return isinstance(value, str) and value == word
+
+
+def _is_usual(bits: Any) -> bool:
+    if bits is BITS:
+        return True
+    return type(bits) is tuple and all(type(width) is int for width in bits) and bits == BITS

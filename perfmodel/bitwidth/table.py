@@ -13,15 +13,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.bitwidth.checks import finite, not_negative
+from perfmodel.bitwidth.checks import finite, menu, not_negative
 from perfmodel.errors import PolicyError, TraceError
 from perfmodel.paths import data_folder
 from perfmodel.routing.npz import npz_keys, read_npz, shown
 
 #: Bit widths of a table that does not say its own, and the menu of the selector.
 BITS = (1, 2, 3, 4)
-#: Widest format that a table may hold [bit].
-_WIDEST = 16
 #: Losses of this project's own small model, measured on its weights; used where no table is given.
 BUNDLED_LOSSES = "tiny-mixtral-32l-losses"
 
@@ -36,7 +34,7 @@ class LossTable:
     source : ``measured``, or ``assumed`` when it comes from a rule of thumb
     notes : sentences for the report on how the table was adapted
     bits : the widths of the last axis, rising [bit]
-    output_variance : float64 [layers, experts], mean square of the unquantised output about its mean; None where
+    output_variance : float64 [layers, experts], mean square of the unquantised output; None where
         it was not recorded
     n_tokens : int64 [layers, experts], rows that the losses were measured on; None where it was not recorded
     info : what the file says of how the table was made
@@ -54,7 +52,7 @@ class LossTable:
     def __post_init__(self) -> None:
         if self.source not in ("measured", "assumed"):
             raise TraceError(f"{self.name}: source is {self.source!r}; it must be 'measured' or 'assumed'")
-        object.__setattr__(self, "bits", _checked_bits(self.bits, self.name))
+        object.__setattr__(self, "bits", menu(self.bits, f"{self.name}: bits", TraceError))
         losses = np.array(_checked_table(self.losses, self.name, len(self.bits)))
         self._freeze("losses", losses)
         for name, kind in (("output_variance", np.float64), ("n_tokens", np.int64)):
@@ -99,11 +97,11 @@ class LossTable:
 
         Raises TraceError when there is no such file, or it does not hold a valid table.
         """
-        path = _find(path_or_name)
+        path = table_file(path_or_name)
         arrays = read_npz(path, ["losses", "bits", "output_variance", "n_tokens", "metadata"])
         if "losses" not in arrays:
             raise TraceError(f"{path}: no array 'losses'; found {', '.join(npz_keys(path)[:10]) or 'nothing'}")
-        bits = _checked_bits(arrays["bits"], str(path)) if "bits" in arrays else BITS
+        bits = menu(arrays["bits"], f"{path}: bits", TraceError) if "bits" in arrays else BITS
         losses = _checked_table(arrays["losses"], str(path), len(bits))
         extra: dict[str, Any] = {
             name: _checked_extra(arrays[name], f"{path}: {name}", losses.shape[:2])
@@ -202,15 +200,6 @@ def _listed(widths: Iterable[int]) -> str:
     return ", ".join(map(str, widths))
 
 
-def _checked_bits(values: Any, where: str) -> tuple[int, ...]:
-    found = finite(values, f"{where}: bits", TraceError)
-    whole = found.ndim == 1 and found.size > 0 and bool((found == np.floor(found)).all())
-    if not whole or found.min() < 1 or found.max() > _WIDEST or (np.diff(found) <= 0).any():
-        given = shown(np.asarray(values).tolist())
-        raise TraceError(f"{where}: bits is {given}; it must be whole numbers from 1 to {_WIDEST}, rising")
-    return tuple(int(width) for width in found)
-
-
 def _checked_table(values: Any, where: str, num_widths: int) -> NDArray[np.float64]:
     losses = finite(values, f"{where}: losses", TraceError)
     if losses.ndim != 3 or losses.shape[2] != num_widths or 0 in losses.shape:
@@ -244,7 +233,8 @@ def _read_info(stored: NDArray[Any], path: Path) -> dict[str, Any]:
     return info
 
 
-def _find(path_or_name: Any) -> Path:
+def table_file(path_or_name: Any) -> Path:
+    """Path of a loss table given by path or by the name of a bundled one; TraceError for other kinds and names."""
     if not isinstance(path_or_name, str | os.PathLike):
         raise TraceError(f"a loss table is given by a path or a name, not by {shown(path_or_name)}")
     text = os.fspath(path_or_name)

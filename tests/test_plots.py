@@ -69,7 +69,7 @@ def legend(figure):
 
 
 def test_all_figures_are_there_and_say_where_they_come_from(result, figures):
-    assert list(figures) == ["speedups", "throughput", "breakdown", "hit_rate", "error_by_reading"]
+    assert list(figures) == ["speedups", "throughput", "breakdown", "hit_rate", "quality", "error_by_reading"]
     for figure in figures.values():
         words = caption(figure)
         assert "tiny-mixtral-32l (recorded)" in words
@@ -193,6 +193,18 @@ def test_hit_rate_stands_beside_its_controls(result, figures):
         expected = [getattr(rates, name) for name in HIT_RATES]
         assert sorted(expected) == sorted(rates)
         np.testing.assert_allclose(end, 100 * np.array(expected), rtol=1e-12, atol=0)
+
+
+def test_quality_stands_beside_published_accuracies(result, figures):
+    computed, published = figures["quality"].axes
+    rows = result.quality.rows
+    ((_, end),) = bars(computed).values()
+    np.testing.assert_allclose(end, [100 * row.quant_noise for row in rows], rtol=1e-12, atol=0)
+    (line,) = published.lines
+    assert line.get_label() == "published (from a summary)"
+    assert list(line.get_xdata()) == [row.published_accuracy_percent for row in rows]
+    assert "context" in published.get_xlabel()
+    assert result.quality.sentence in caption(figures["quality"])
 
 
 def test_error_by_reading_has_a_row_for_everything_tried(result, figures):
@@ -380,8 +392,9 @@ def test_checking_a_suffix_needs_no_matplotlib():
 
 
 def test_the_package_offers_its_public_names_and_no_others():
-    known = ["KINDS", "SUFFIXES", "check_suffix", "comparison_figure", "reproduction_figures", "save", "sweep_figure"]
-    assert plots.__all__ == known
+    figures = ["assignments", "comparison", "control", "losses", "sweep"]
+    known = ["KINDS", "SUFFIXES", "check_suffix", "reproduction_figures", "save", *(f"{one}_figure" for one in figures)]
+    assert plots.__all__ == sorted(known)
     assert {*plots.__all__} <= {*dir(plots)}
     assert all(hasattr(plots, name) for name in plots.__all__)
     with pytest.raises(AttributeError, match=r"'perfmodel\.plots' has no attribute 'figure'"):

@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
 
 def _compare(options: argparse.Namespace) -> int:
     from perfmodel import reports
-    from perfmodel.bitwidth import LossTable
+    from perfmodel.bitwidth import LossTable, losses_for
     from perfmodel.hardware import load_system
     from perfmodel.model import MoEModel
     from perfmodel.run import make_replay, plan_run
@@ -44,6 +44,7 @@ def _compare(options: argparse.Namespace) -> int:
     texts = options.policy or default_policies(system)
     trace = load_trace(options.trace)
     losses = None if options.loss is None else LossTable.load(options.loss)
+    table = losses_for(losses, len(model.moe_layers), model.num_experts)  # refuses another model's before any work
     replay = make_replay(model, trace, options.prompt, options.output, options.layers)
     runs = [plan_run(model, system, replay, text, losses=losses) for text in texts]
     evaluations = [run.price() for run in runs]
@@ -54,7 +55,7 @@ def _compare(options: argparse.Namespace) -> int:
         plots.save(plots.comparison_figure(evaluations, labels=texts, gpu_capacity_bytes=capacity), Path(options.plot))
         say(f"wrote {options.plot}")
     if options.json:
-        print_json(reports.comparison_data(evaluations, model, system, trace, differences))
+        print_json(reports.comparison_data(evaluations, model, system, trace, table, differences))
     else:
         print_text(reports.comparison(evaluations, differences))
     return 0

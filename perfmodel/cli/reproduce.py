@@ -40,6 +40,7 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 def _write_reproduction(result: Any, folder: Path) -> list[str]:
     """Figures, the table and the fitted constants as an overlay spec."""
+    from perfmodel.evidence.context import write_quality_csv
     from perfmodel.evidence.reproduce import write_calibrated_system, write_csv
 
     plots = load_plots()
@@ -49,5 +50,6 @@ def _write_reproduction(result: Any, folder: Path) -> list[str]:
             plots.save(figure, folder / f"{name}.{suffix}")
         names.append(f"{name}.png/.svg")
     write_csv(result, folder / "reproduce.csv")
+    write_quality_csv(result.quality, folder / "quality.csv")
     write_calibrated_system(result, folder / "calibrated.toml")
-    return [*names, "reproduce.csv", "calibrated.toml"]
+    return [*names, "reproduce.csv", "quality.csv", "calibrated.toml"]

@@ -51,9 +51,9 @@ def _solve(options: argparse.Namespace) -> int:
             except NoAnswerError as error:
                 found = error
             answers.append((label, settings, found))
-    origin = _origin(scenario, scenario.axis(options.axis).name, answers)
+    target = target_of(options.target)
+    origin = _origin(scenario, scenario.axis(options.axis).name, target.metric.name, answers)
     if options.json:
-        target = target_of(options.target)
         asked = {
             "axis": scenario.axis(options.axis).name,
             "metric": target.metric.name,
@@ -76,7 +76,7 @@ def _settings(scenario: Scenario, along: tuple[str, str] | None) -> list[dict[st
     return [{axis.name: value} for value in values_of(scenario, axis, along[1])]
 
 
-def _origin(scenario: Scenario, axis: str, answers: Sequence[_Answer]) -> dict[str, Any]:
+def _origin(scenario: Scenario, axis: str, metric: str, answers: Sequence[_Answer]) -> dict[str, Any]:
     """What the answers rest on; the notes are those of the values that were found."""
     from perfmodel.answers.provenance import described_by
     from perfmodel.cli.answer_reports import provenance
@@ -89,8 +89,8 @@ def _origin(scenario: Scenario, axis: str, answers: Sequence[_Answer]) -> dict[s
             values = [int(one.value) if scenario.axis(axis).whole else one.value for one in found.crossings]
             places += [(label, {**settings, axis: value}) for value in values] or [(label, settings)]
     varied = dict.fromkeys([axis, *(name for _, settings, _ in answers for name in settings)])
-    attrs = described_by(scenario, "solve", scenario.labels, list(varied))
-    notes = dict.fromkeys([*gathered(scenario, places), *routing_notes(scenario.trace)])
+    attrs = described_by(scenario, "solve", metric, scenario.labels, list(varied))
+    notes = dict.fromkeys([*gathered(scenario, places, metrics=[metric]), *routing_notes(scenario.trace)])
     return provenance({**attrs, "notes": json.dumps(list(notes))})
 
 

@@ -8,18 +8,35 @@ from typing import TYPE_CHECKING
 
 from perfmodel.plots.formats import SUFFIXES, check_suffix
 
-__all__ = ["KINDS", "SUFFIXES", "check_suffix", "comparison_figure", "reproduction_figures", "save", "sweep_figure"]
+__all__ = [
+    "KINDS",
+    "SUFFIXES",
+    "assignments_figure",
+    "check_suffix",
+    "comparison_figure",
+    "control_figure",
+    "losses_figure",
+    "reproduction_figures",
+    "save",
+    "sweep_figure",
+]
 
 if TYPE_CHECKING:
+    from perfmodel.plots.assignments import assignments_figure
     from perfmodel.plots.canvas import save
     from perfmodel.plots.comparison import comparison_figure
+    from perfmodel.plots.control import control_figure
+    from perfmodel.plots.losses import losses_figure
     from perfmodel.plots.reproduction import reproduction_figures
     from perfmodel.plots.sweep.figure import sweep_figure
     from perfmodel.plots.sweep.kinds import KINDS
 else:
     _HOMES = {
         "KINDS": "sweep.kinds",
+        "assignments_figure": "assignments",
         "comparison_figure": "comparison",
+        "control_figure": "control",
+        "losses_figure": "losses",
         "reproduction_figures": "reproduction",
         "save": "canvas",
         "sweep_figure": "sweep.figure",

@@ -31,14 +31,15 @@ HIT_RATES = {
 def reproduction_figures(result: Reproduction) -> dict[str, Figure]:
     """All figures of a reproduction by name.
 
-    ``speedups``, ``throughput`` [tok/s], ``breakdown`` [ms], ``hit_rate`` [%] and ``error_by_reading`` [%]; the
-    last one shows the default reading alone where the result was made without exploring.
+    ``speedups``, ``throughput`` [tok/s], ``breakdown`` [ms], ``hit_rate`` [%], ``quality`` [%] and
+    ``error_by_reading`` [%]; the last one shows the default reading alone where the result was made without exploring.
     """
     return {
         "speedups": speedups(result),
         "throughput": _throughput(result),
         "breakdown": _breakdown(result),
         "hit_rate": _hit_rate(result),
+        "quality": _quality(result),
         "error_by_reading": _error_by_reading(result),
     }
 
@@ -128,6 +129,31 @@ def _hit_rate(result: Reproduction) -> Figure:
             "Share of decode picks whose expert is on the GPU: own placement and four controls.",
             provenance(result),
         )
+    return figure
+
+
+def _quality(result: Reproduction) -> Figure:
+    context = result.quality
+    names = [row.name for row in context.rows]
+    with canvas(1, 2, (PAGE, 2.2), sharey=True) as (figure, grid):
+        computed, published = grid[0]
+        noise = [math.nan if row.quant_noise is None else 100 * row.quant_noise for row in context.rows]
+        computed.barh(np.arange(len(noise)), noise, 0.62, **Look("computed", BLUE).options())
+        for y, value in enumerate(noise):
+            beside(computed, 0 if math.isnan(value) else value, y, "unknown" if math.isnan(value) else number(value))
+        leave_room(computed, max((value for value in noise if value > 0), default=0.0), 0.14)
+        computed.set_xlabel("computed: quantisation loss over output variance (%)")
+        accuracies = [row.published_accuracy_percent for row in context.rows]
+        diamonds(published, [(value, y, context.mark) for y, value in enumerate(accuracies)])
+        for y, value in enumerate(accuracies):
+            beside(published, value, y, f" {value:.2f}")
+        low, high = min(accuracies), max(accuracies)
+        published.set_xlim(low - 0.1 * (high - low), high + 0.25 * (high - low))
+        published.set_xlabel("published, as context: accuracy (%)")
+        for axes in grid[0]:
+            name_rows(axes, names)
+        legend(figure, *grid[0])
+        caption(figure, context.sentence, provenance(result))
     return figure
 
 

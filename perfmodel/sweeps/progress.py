@@ -24,8 +24,8 @@ def tell(text: str) -> None:
 
 
 @contextlib.contextmanager
-def bar(label: str) -> Iterator[Report]:
-    """A bar on standard error with the points done, their rate and the time left."""
+def bar(label: str, unit: str = "points") -> Iterator[Report]:
+    """A bar on standard error with the points done (or what else is counted), their rate and the time left."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
     from rich.text import Text
@@ -33,12 +33,12 @@ def bar(label: str) -> Iterator[Report]:
     class Rate(ProgressColumn):
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
-            return Text("" if speed is None else f"{short(speed)} points/s")
+            return Text("" if speed is None else f"{short(speed)} {unit}/s")
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.percentage:>3.0f}% of {task.fields[size]} points"),
+        TextColumn("{task.percentage:>3.0f}% of {task.fields[size]} " + unit),
         Rate(),
         TimeRemainingColumn(),
     )

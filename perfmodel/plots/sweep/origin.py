@@ -28,6 +28,9 @@ def origin_words(sweep: Sweep, fixed: Sequence[Fixed] = ()) -> str:
     ]
     if stated["trace"] and "trace" not in held:
         sentences.append(f"Routing: {routing(stated['trace'], stated['trace_source'])}.")
+    losses = sweep.dataset.attrs.get("losses")  # of sweeps that ask for quality
+    if losses and "loss" not in held:
+        sentences.append(f"Losses: {plain(losses, 160)}.")
     return " ".join([*sentences, *_workload(sweep, held), *_assumptions(sweep)])
 
 

@@ -8,11 +8,12 @@ import typing as _typing
 __version__ = "0.1.0"
 
 if _typing.TYPE_CHECKING:
-    from perfmodel.answers import best, break_even, pareto, sobol_indices, solve, tornado
-    from perfmodel.bitwidth import LossTable, select_bitwidths
+    from perfmodel.answers import Tuning, best, break_even, pareto, sobol_indices, solve, tornado, tune
+    from perfmodel.bitwidth import BitwidthFront, LossTable, bitwidth_front, optimal_bitwidths, select_bitwidths
     from perfmodel.errors import PerfModelError
     from perfmodel.evaluation import Evaluation
     from perfmodel.hardware import System, load_spec, load_system
+    from perfmodel.losses import build_losses
     from perfmodel.model import MoEModel
     from perfmodel.policies import POLICIES, Policy, parse_policy
     from perfmodel.routing import RoutingTrace
@@ -22,6 +23,7 @@ if _typing.TYPE_CHECKING:
     from perfmodel.sweeps.dataset import open_dataset
 
 _HOMES = {
+    "BitwidthFront": "bitwidth",
     "Evaluation": "evaluation",
     "LossTable": "bitwidth",
     "MoEModel": "model",
@@ -32,12 +34,16 @@ _HOMES = {
     "Run": "run",
     "Scenario": "scenario",
     "System": "hardware",
+    "Tuning": "answers",
     "best": "answers",
+    "bitwidth_front": "bitwidth",
     "break_even": "answers",
+    "build_losses": "losses",
     "evaluate": "run",
     "load_spec": "hardware",
     "load_system": "hardware",
     "open_dataset": "sweeps.dataset",
+    "optimal_bitwidths": "bitwidth",
     "pareto": "answers",
     "parse_policy": "policies",
     "plan_run": "run",
@@ -47,10 +53,12 @@ _HOMES = {
     "solve": "answers",
     "sweep": "sweeps.api",
     "tornado": "answers",
+    "tune": "answers",
 }
 
 __all__ = [
     "POLICIES",
+    "BitwidthFront",
     "Evaluation",
     "LossTable",
     "MoEModel",
@@ -60,12 +68,16 @@ __all__ = [
     "Run",
     "Scenario",
     "System",
+    "Tuning",
     "best",
+    "bitwidth_front",
     "break_even",
+    "build_losses",
     "evaluate",
     "load_spec",
     "load_system",
     "open_dataset",
+    "optimal_bitwidths",
     "pareto",
     "parse_policy",
     "plan_run",
@@ -75,6 +87,7 @@ __all__ = [
     "solve",
     "sweep",
     "tornado",
+    "tune",
 ]
 
 

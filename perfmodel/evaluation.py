@@ -49,9 +49,14 @@ _METRICS = (
     Metric("migration_s", "s", "prefill", "lower", "one-off copies after the prefill"),
     Metric("end_to_end_s", "s", "prefill", "lower", "prefill, copies and decode"),
     Metric("hit_rate", "1", "plan", "higher", "share of decode picks that find their expert placed on the GPU"),
+    Metric("quant_loss", "1", "plan", "lower", "mean quantisation loss of a decode pick: output error of its expert"),
+    Metric("quant_loss_vs_uniform", "1", "plan", "lower", "quantisation loss over that of uniform bits at its mean"),
+    Metric("quant_noise", "1", "plan", "lower", "quantisation loss as a share of the variance of the experts' output"),
     Metric("gpu_memory_bytes", "byte", "plan", "lower", "GPU memory in use"),
     Metric("offload_memory_bytes", "byte", "plan", "lower", "memory in use on the near-data device or the host"),
 )
+#: Metrics of the expected quantisation loss, see `perfmodel.quality`.
+QUALITY = ("quant_loss", "quant_loss_vs_uniform", "quant_noise")
 #: Every metric by name; ``tpot_pQ_s`` with any percentile Q is understood by `metric` too.
 METRICS = {one.name: one for one in _METRICS}
 _PERCENTILE = re.compile(r"tpot_p([0-9]{1,3}(?:\.[0-9]+)?)_s", re.ASCII)
@@ -130,7 +135,8 @@ class Evaluation:
     token. breakdown_s : the mean token by what is on the critical path. busy_s : the same work whether hidden or
     not. bytes_per_token : by tier. memory_bytes : by device and use. bandwidth_floor_s : the busiest tier at its
     datasheet rate. binding_resource : the largest share of the critical path. weakest_source : the weakest kind
-    of evidence among the hardware constants.
+    of evidence among the hardware constants. quant_* : expected quantisation loss of the decode picks, relative to
+    uniform bits, and as a share of the output variance (see `perfmodel.quality`); None where it is unknown.
     """
 
     policy: str
@@ -159,6 +165,9 @@ class Evaluation:
     binding_resource: str
     hit_rate: HitRates | None
     prefill_decode_cosine: tuple[float, ...] | None
+    quant_loss: float | None
+    quant_loss_vs_uniform: float | None
+    quant_noise: float | None
     weakest_source: str
     notes: tuple[str, ...]
 

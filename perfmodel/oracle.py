@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel import reference
+from perfmodel.bitwidth import losses_for
 from perfmodel.evaluation import PARTS, Evaluation
 from perfmodel.hardware import System
 from perfmodel.operators import ATTENTION_LAUNCHES, DENSE_LAUNCHES, HEAD_LAUNCHES, ROUTER_LAUNCHES
@@ -208,6 +209,7 @@ def per_pick(run: Run, system: System | None = None) -> dict[str, Any]:
         "busy_s": {part: math.fsum(values) / count for part, values in busy.items()},
         "bytes_per_token": _bytes(machine, run),
     }
+    result |= _quality(run)
     for q in (50, 95, 99):
         result[f"tpot_p{q}_s"] = float(np.percentile(tokens, q))
     if prefill is not None:
@@ -252,6 +254,44 @@ def _prefill(machine: _Machine, run: Run) -> list[float] | None:
             total += sum(layer.path(0.0, "max").values())
         times.append(total)
     return times
+
+
+def _quality(run: Run) -> dict[str, float | None]:
+    """Expected quantisation loss, pick by pick."""
+    model, plan = run.model, run.plan
+    picks: list[tuple[int, int, WorkClass]] = []
+    for experts, numbers in zip(run.replay.decode_ids, plan.picks, strict=True):
+        for layer in range(len(experts)):
+            for expert, number in zip(experts[layer].tolist(), numbers[layer].tolist(), strict=True):
+                if expert < model.num_experts:
+                    picks.append((layer, expert, plan.classes[number]))
+    widths = [w.bits for _, _, w in picks if w.executor != Executor.SKIP and w.bits < model.expert_bits]
+    if not widths and all(work.executor != Executor.SKIP for _, _, work in picks):
+        return {"quant_loss": 0.0, "quant_loss_vs_uniform": None, "quant_noise": 0.0}
+    table = losses_for(run.losses, plan.picks.shape[1], model.num_experts)
+    mean_bits = plan.mean_bits or math.fsum(widths) / max(1, len(widths))
+    lost, uniform, variance = [], [], []
+    for layer, expert, work in picks:
+        whole = math.nan if table.output_variance is None else float(table.output_variance[layer, expert])
+        by_width = dict(zip(table.bits, table.losses[layer, expert].tolist(), strict=True))
+        variance.append(whole)
+        if work.executor == Executor.SKIP:
+            lost.append(whole)
+            uniform.append(whole)
+        elif work.bits < model.expert_bits:
+            lost.append(by_width.get(int(work.bits), math.nan) if work.bits.is_integer() else math.nan)
+            uniform.append(float(np.interp(mean_bits, list(by_width), list(by_width.values()), math.nan, math.nan)))
+
+    def ratio(below: list[float]) -> float | None:
+        value = math.fsum(lost) / math.fsum(below) if math.fsum(below) > 0 else math.nan
+        return None if math.isnan(value) else value
+
+    mean = math.fsum(lost) / len(picks)
+    return {
+        "quant_loss": None if math.isnan(mean) else mean,
+        "quant_loss_vs_uniform": ratio(uniform) if widths else None,
+        "quant_noise": ratio(variance),
+    }
 
 
 def _bytes(machine: _Machine, run: Run) -> dict[str, float]:

@@ -10,6 +10,8 @@ from perfmodel import __version__
 from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:  # what a report shows was computed elsewhere, so listing specs need not load the kernels
+    from perfmodel.bitwidth import LossTable
+    from perfmodel.evidence.context import QualityContext
     from perfmodel.evidence.explore import Outcome
     from perfmodel.evidence.figures import Figure, Interval
     from perfmodel.evidence.reproduce import Reproduction
@@ -134,6 +136,7 @@ def reproduction(result: Reproduction) -> str:
             ),
         ),
     ]
+    parts += ["", _quality_context(result.quality)]
     if result.readings:
         parts += [
             "",
@@ -161,6 +164,18 @@ def reproduction(result: Reproduction) -> str:
     return "\n".join(parts)
 
 
+def _quality_context(context: QualityContext) -> str:
+    """Losses with the published accuracies beside them, and what neither says."""
+    mark = "" if context.mark == "printed" else "*"
+    rows = []
+    for row in context.rows:
+        computed = [number(row.quant_loss), number(row.quant_loss_vs_uniform), percent(row.quant_noise)]
+        rows.append([row.name, *computed, "|", f"{row.published_accuracy_percent:.2f} %{mark}"])
+    header = ("context-aware", "loss a pick", "over uniform", "over variance", "|", "published accuracy")
+    title = "Quality (context): expected quantisation loss of the decode picks"
+    return "\n".join([title, table(header, rows), context.sentence])
+
+
 def carrying_line(result: Reproduction) -> str:
     """The assumptions that carry the result, in one line."""
     return (
@@ -182,6 +197,14 @@ _METRICS: tuple[tuple[str, str, str, float], ...] = (
     ("end to end", "s", "end_to_end_s", 1.0),
     ("near-data side, busy a token", "ms", "ndp_side_s", 1e3),
     ("bandwidth floor a token", "ms", "bandwidth_floor_s", 1e3),
+)
+
+
+#: The same of the quality.
+_QUALITY: tuple[tuple[str, str, str, float], ...] = (
+    ("quantisation loss, mean of decode picks", "1", "quant_loss", 1.0),
+    ("  over that of uniform bits", "x", "quant_loss_vs_uniform", 1.0),
+    ("  over the unquantised output's variance", "%", "quant_noise", 100.0),
 )
 
 
@@ -212,11 +235,13 @@ def comparison_data(
     model: MoEModel,
     system: System,
     trace: RoutingTrace,
+    losses: LossTable,
     differences: Sequence[float] | None,
 ) -> dict[str, Any]:
     """A comparison as plain values, with what it was made from.
 
-    differences : largest relative difference of each policy from the per-pick loop, where it was checked [1].
+    losses : the table that the quality rests on. differences : largest relative difference of each policy from the
+        per-pick loop, where it was checked [1].
     """
     data: dict[str, Any] = {
         "perfmodel": __version__,
@@ -226,6 +251,7 @@ def comparison_data(
         "trace": trace.metadata.get("model"),
         "trace_source": trace.metadata.get("source"),
         "trace_hash": trace.content_hash(),
+        "losses": {"name": losses.name, "source": losses.source, "hash": losses.content_hash()},
         "baseline": evaluations[0].policy,
         "speedups": speedups(evaluations),
         "evaluations": [one.to_dict() for one in evaluations],
@@ -239,9 +265,11 @@ def comparison(evaluations: Sequence[Evaluation], differences: Sequence[float] |
     """Policies side by side, the first one being the baseline of the speed-ups."""
     first = evaluations[0]
     names = [f"[{i + 1}]" for i in range(len(evaluations))]
-    rows = [
-        [label, unit, *(_scaled(getattr(e, key), scale) for e in evaluations)] for label, unit, key, scale in _METRICS
-    ]
+
+    def scaled(metrics: Iterable[tuple[str, str, str, float]]) -> list[list[str]]:
+        return [[label, unit, *(_scaled(getattr(e, key), by) for e in evaluations)] for label, unit, key, by in metrics]
+
+    rows = scaled(_METRICS)
     gains = speedups(evaluations)
     for key, label in (
         ("decode", "decode speed-up over [1]"),
@@ -249,6 +277,7 @@ def comparison(evaluations: Sequence[Evaluation], differences: Sequence[float] |
     ):
         values = [gain[key] for gain in gains]
         rows.append([label, "x", *(number(v) if isinstance(v, float) else "-" for v in values)])
+    rows += scaled(_QUALITY)
     rows.append(["", "", *("" for _ in evaluations)])
     rows += [
         [f"on the critical path: {part}", "ms", *(_scaled(e.breakdown_s[part], 1e3) for e in evaluations)]

@@ -27,6 +27,7 @@ from perfmodel.model import MoEModel
 from perfmodel.operators import attention_rows, operators
 from perfmodel.point import Points, hardware_point
 from perfmodel.policies import Executor, Plan, PlanInputs, Policy, parse_policy
+from perfmodel.quality import Quality, SequenceQuality, plan_quality, sequence_quality
 from perfmodel.routing import Replay, RoutingTrace, statistics
 from perfmodel.states import States, decode_states, prefill_states
 
@@ -36,6 +37,7 @@ class Run:
     """One policy planned on one trace; pricing it on a further machine does not plan again.
 
     Build it with `plan_run`. Where ``plan`` depends on hardware, pricing another system keeps the plan as it is.
+    ``losses`` is the loss table that was given, or None for the default one.
     """
 
     model: MoEModel
@@ -43,6 +45,7 @@ class Run:
     replay: Replay
     policy: Policy
     plan: Plan
+    losses: LossTable | None = None
 
     @functools.cached_property
     def decode(self) -> States:
@@ -207,6 +210,16 @@ class Run:
             return None
         return _hit_rates(self.replay.trace, plan.hot, plan.alpha, plan.norm)
 
+    @functools.cached_property
+    def quality(self) -> Quality:
+        """Expected quantisation loss of the decode picks, see `perfmodel.quality`."""
+        return plan_quality(self.model, self.replay, self.plan, self.losses)
+
+    @functools.cached_property
+    def sequence_quality(self) -> SequenceQuality:
+        """The same for every sequence on its own."""
+        return sequence_quality(self.model, self.replay, self.plan, self.losses)
+
     def price(self, system: System | None = None) -> Evaluation:
         """All metrics of this plan on a system (by default the one it was planned for)."""
         return _price(self, system or self.system)
@@ -278,9 +291,13 @@ def _decisions(run: Run, points: Points, names: list[str]) -> dict[str, NDArray[
     found = {"gpu_memory_bytes": gpu, "offload_memory_bytes": behind}
     if "hit_rate" in names:
         found["hit_rate"] = math.nan if run.hit_rates is None else run.hit_rates.own
+    if not _OF_QUALITY.keys().isdisjoint(names):
+        found |= {name: getattr(run.quality, field) for name, field in _OF_QUALITY.items()}
     return {name: np.full(points.num_points, found[name]) for name in names}
 
 
+#: Metrics that are fields of `Run.quality`.
+_OF_QUALITY = {"quant_loss": "loss", "quant_loss_vs_uniform": "vs_uniform", "quant_noise": "noise"}
 _PRICED: dict[str, Callable[[Run, Points, list[str]], dict[str, NDArray[np.float64]]]] = {
     "mean": _means,
     "percentile": _percentiles,
@@ -368,6 +385,7 @@ def _price(run: Run, system: System) -> Evaluation:
     prefill = run.prefill
     cosine = statistics.load_cosine(run.replay.trace) if prefill is not None else None
     metadata = run.replay.trace.metadata
+    quality = {name: getattr(run.quality, field) for name, field in _OF_QUALITY.items()}
     return Evaluation(
         policy=plan.policy,
         model=run.model.name,
@@ -395,8 +413,9 @@ def _price(run: Run, system: System) -> Evaluation:
         binding_resource=max(by_resource, key=by_resource.__getitem__),
         hit_rate=run.hit_rates,
         prefill_decode_cosine=None if cosine is None else tuple(float(c) for c in cosine),
+        **{name: None if math.isnan(value) else value for name, value in quality.items()},
         weakest_source=system.weakest_source(),
-        notes=(*run.replay.notes, *plan.notes, *system.flags),
+        notes=tuple(dict.fromkeys((*run.replay.notes, *plan.notes, *run.quality.notes, *system.flags))),
     )
 
 
@@ -433,7 +452,7 @@ def plan_run(
     if not replay.trace.has_decode:
         raise TraceError("the trace holds no decode step in some sequence, and decode is what is priced")
     plan = rule.plan(PlanInputs(network, machine, replay, losses))
-    return Run(network, machine, replay, rule, plan)
+    return Run(network, machine, replay, rule, plan, losses)
 
 
 def make_replay(
@@ -471,8 +490,8 @@ def evaluate(
     policy : a policy, or its text such as ``"monde:reading=balance"``.
     prompt, output : tokens of every sequence [1]; recorded steps are truncated or cycled from their start. By
         default the recorded lengths.
-    losses : loss table of the bitwidth search; by default the bundled measured one where its expert count fits,
-        else one proportional to ``4**-bits`` (assumed).
+    losses : loss table of the bitwidth search and of the quality; by default the bundled measured one where its
+        expert count fits, else one proportional to ``4**-bits`` (assumed).
     layers : ``"cycle"`` to replay a trace with another number of layers.
 
     Raises

@@ -231,12 +231,16 @@ def policy_texts(draw: st.DrawFn, model: MoEModel, names: Sequence[str] = EVERY_
     count = st.integers(0, model.num_experts)
     prefill = draw(st.sampled_from(["ndp", "fetch", "balanced"]))
     if name in PLACED:
-        selector = draw(st.sampled_from(["prefix", "uniform", "full"]))
-        bits = st.sampled_from([1, 2, 3, 4]) if selector == "uniform" else st.sampled_from([1, 1.5, 2.25, 3, 4])
+        selector = draw(st.sampled_from(["prefix", "optimum", "uniform", "full"]))
+        bits = draw(st.sampled_from([1, 2, 3, 4]) if selector == "uniform" else st.sampled_from([1, 1.5, 2.25, 3, 4]))
         options = {
-            "mean_bits": draw(bits),
+            "mean_bits": bits,
             "gpu_experts": draw(count),
             "selector": selector,
+            "objective": draw(st.sampled_from(["plain", "plain", "importance", "use"])),
+            "scope": draw(st.sampled_from(["layer", "model"])),
+            "min_bits": draw(st.integers(1, int(bits))),
+            "budget": draw(st.sampled_from(["exact", "at-most"])),
             "alpha": draw(st.sampled_from([0, 0.25, 0.5, 1])),
             "norm": draw(st.sampled_from(["sum", "min-max"])),
             "overlap": draw(st.sampled_from(["max", "sum"])),

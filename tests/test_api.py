@@ -22,7 +22,13 @@ SMALL = {"prompt": 8, "output": 2}
 HOMES = {
     "POLICIES": ("perfmodel.policies", dict),
     "Evaluation": ("perfmodel.evaluation", type),
+    "BitwidthFront": ("perfmodel.bitwidth", type),
     "LossTable": ("perfmodel.bitwidth", type),
+    "Tuning": ("perfmodel.answers", type),
+    "bitwidth_front": ("perfmodel.bitwidth", "function"),
+    "build_losses": ("perfmodel.losses.build", "function"),
+    "optimal_bitwidths": ("perfmodel.bitwidth", "function"),
+    "tune": ("perfmodel.answers.control", "function"),
     "MoEModel": ("perfmodel.model", type),
     "PerfModelError": ("perfmodel.errors", type),
     "Policy": ("perfmodel.policies.base", type),

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -27,13 +27,15 @@ from strategies import (
 )
 
 from perfmodel import placement
-from perfmodel.bitwidth import LossTable, select_bitwidths
+from perfmodel.bitwidth import LossTable, optimal_bitwidths, select_bitwidths
 from perfmodel.errors import PolicyError, TraceError
 from perfmodel.hardware import Limits, load_spec, load_system
 from perfmodel.point import dram_efficiency
 from perfmodel.policies import ABLATIONS, POLICIES, ContextAware, Executor, Hobbit, Monde, Policy, Static, parse_policy
 from perfmodel.routing import RoutingTrace
 from perfmodel.run import Run, evaluate, plan_run
+from perfmodel.scenario import Scenario
+from perfmodel.sweeps.api import sweep
 
 GPU, FETCH, NDP, SKIP = Executor.GPU, Executor.FETCH, Executor.NDP, Executor.SKIP
 
@@ -52,6 +54,18 @@ def executors(run: Run) -> np.ndarray:
 # --- context-aware and static ---
 
 
+def expected_use(trace: RoutingTrace, name: str) -> np.ndarray:
+    """Selections that an objective of ``use`` weighs by [S, L, E]: the own prompt's, or those of the others' decode."""
+    own = np.zeros((trace.num_sequences, trace.num_layers, trace.num_experts))
+    for s in range(trace.num_sequences):
+        rows = trace.prefill_slice(s) if name == "context-aware" else trace.decode_slice(s)
+        for expert in range(trace.num_experts):
+            own[s, :, expert] = (trace.topk_ids[rows] == expert).sum(axis=(0, 2))
+    return (
+        own if name == "context-aware" else np.array([np.delete(own, s, axis=0).sum(axis=0) for s in range(len(own))])
+    )
+
+
 @given(st.data(), st.sampled_from(PLACED))
 def test_experts_run_where_they_are_placed(data, name) -> None:
     model = data.draw(models())
@@ -64,21 +78,36 @@ def test_experts_run_where_they_are_placed(data, name) -> None:
     if name == "static":
         options |= {"phase": "decode", "leave_one_out": True}
     values = placement.importance(trace, **options).values
+    menu = tuple(range(policy.min_bits, 5))
     losses = LossTable.load("tiny-mixtral-32l-losses").for_model(trace.num_layers, model.num_experts, assume=True)
     for s in range(trace.num_sequences):
         ids, assigned, _ = decode_rows(trace, s)
         picks = decided(run, s)
-        for layer in range(trace.num_layers):
-            ranked = sorted(range(model.num_experts), key=lambda e: (-values[s, layer, e], e))
-            hot = set(ranked[: policy.gpu_experts])
-            cold = [e for e in range(model.num_experts) if e not in hot]
-            if policy.selector == "full":
-                bits = dict.fromkeys(cold, full)
-            elif policy.selector == "uniform":
-                bits = dict.fromkeys(cold, policy.mean_bits)
+        ranked = [
+            sorted(range(model.num_experts), key=lambda e: (-values[s, layer, e], e))
+            for layer in range(trace.num_layers)
+        ]
+        colds = np.array([[e for e in one if e not in one[: policy.gpu_experts]] for one in ranked], dtype=np.int64)
+        if policy.selector == "full":
+            chosen = np.full(colds.shape, full)
+        elif policy.selector == "uniform":
+            chosen = np.full(colds.shape, policy.mean_bits)
+        else:
+            layers = np.arange(trace.num_layers)[:, None]
+            how: dict[str, Any] = {"bits": menu, "scope": policy.scope, "budget": policy.budget}
+            how["weights"] = {
+                "plain": None,
+                "importance": values[s][layers, colds],
+                "use": expected_use(trace, name)[s][layers, colds],
+            }[policy.objective]
+            table = losses.only(menu).losses[layers, colds]
+            if policy.selector == "optimum":
+                chosen = optimal_bitwidths(table, policy.mean_bits, **how)
             else:
-                chosen = select_bitwidths(values[s, layer, cold], losses.losses[layer, cold], policy.mean_bits)
-                bits = dict(zip(cold, chosen.tolist(), strict=True))
+                chosen = select_bitwidths(values[s][layers, colds], table, policy.mean_bits, **how)
+        for layer in range(trace.num_layers):
+            hot = set(ranked[layer][: policy.gpu_experts])
+            bits = dict(zip(colds[layer].tolist(), chosen[layer].tolist(), strict=True))
             for t, j in itertools.product(range(len(ids)), range(trace.top_k)):
                 work, expert = picks[t][layer][j], ids[t, layer, j]
                 if not assigned[t, layer, j]:
@@ -110,6 +139,174 @@ def test_bits_of_the_near_data_experts_meet_their_mean(bits: float) -> None:
         every = picks.transpose(1, 0, 2).reshape(3, 8)
         assert (every == 16).sum(axis=1).tolist() == [4, 4, 4]
         assert (np.where(every == 16, 0, every).sum(axis=1) == 4 * bits).all()
+
+
+class Options(NamedTuple):
+    """Options of the bit budget, and the loss table that they meet."""
+
+    table: LossTable
+    mean_bits: float
+    selector: str
+    objective: str
+    scope: str
+    min_bits: int
+    budget: str
+
+
+@st.composite
+def budgets(draw: st.DrawFn, layers: int, experts: int) -> Options:
+    """Any options with losses that may tie, rise with bits, or be zero, at menus with and without gaps."""
+    widths = draw(st.sampled_from([(1, 2, 3, 4), (1, 2, 3, 4), (2, 3, 4), (2, 4), (1, 3, 8)]))
+    numbers = st.sampled_from([0.0, 0.25, 1.0, 1.0, 2.0, 3.5, 8.0])
+    losses = np.array(draw(st.lists(numbers, min_size=(n := layers * experts * len(widths)), max_size=n)))
+    variance = draw(st.lists(st.sampled_from([0.0, 0.5, 2.0]), min_size=layers * experts, max_size=layers * experts))
+    mean = draw(st.sampled_from([1, 1.5, 2, 7 / 3, 2.5, 3, 3.25, 4]))
+    return Options(
+        LossTable(
+            losses.reshape(layers, experts, -1),
+            "mine",
+            bits=widths,
+            output_variance=np.array(variance).reshape(layers, experts),
+        ),
+        mean,
+        draw(st.sampled_from(["prefix", "optimum"])),
+        draw(st.sampled_from(["plain", "importance", "use", "variance"])),
+        draw(st.sampled_from(["layer", "model"])),
+        draw(st.integers(1, int(mean))),
+        draw(st.sampled_from(["exact", "at-most"])),
+    )
+
+
+def smallest_total(options: Options, losses: np.ndarray, menu: tuple[int, ...]) -> float:
+    """Least weighted loss that the budget allows, over every assignment; infinite where it allows none.
+
+    losses : [layers, experts, widths], weighted, experts by falling importance.
+    """
+    experts = losses.shape[1]
+    by_cost: list[dict[int, float]] = []
+    for table in losses:
+        found: dict[int, float] = {}
+        for levels in itertools.product(range(len(menu)), repeat=experts):
+            if options.selector == "prefix" and any(a < b for a, b in itertools.pairwise(levels)):
+                continue
+            cost = sum(menu[level] - menu[0] for level in levels)
+            total = sum(float(table[e, level]) for e, level in enumerate(levels))
+            found[cost] = min(found.get(cost, math.inf), total)
+        by_cost.append(found)
+
+    def within(group: list[dict[int, float]]) -> float:
+        room = math.floor(len(group) * experts * (options.mean_bits - menu[0]) + 1e-9)
+        totals = [
+            sum(found[cost] for found, cost in zip(group, costs, strict=True))
+            for costs in itertools.product(*group)
+            if (sum(costs) <= room if options.budget == "at-most" else sum(costs) == room)
+        ]
+        return min(totals, default=math.inf)
+
+    return within(by_cost) if options.scope == "model" else sum(within([found]) for found in by_cost)
+
+
+@settings(max_examples=150)
+@given(st.data(), st.sampled_from(PLACED), st.integers(0, 2))
+def test_no_other_bits_within_the_budget_lose_less(data, name, gpu_experts) -> None:
+    model = plain_model(num_experts=4, num_layers=2)
+    trace = small_trace(model, [(9, 4), (3, 4)], seed=data.draw(st.integers(0, 99)))
+    ids = trace.topk_ids.copy()
+    for s in range(2):
+        # Decode picks every expert, so that its bits can be read from the plan.
+        ids[trace.decode_slice(s)] = np.array([[0, 1], [2, 3], [0, 2], [1, 3]], dtype=ids.dtype)[:, None]
+    trace = dataclasses.replace(trace, topk_ids=ids)
+    options = data.draw(budgets(2, 4))
+    rule = POLICIES[name](gpu_experts=gpu_experts, **{k: v for k, v in options._asdict().items() if k != "table"})
+    menu = tuple(width for width in options.table.bits if options.min_bits <= width <= 4)
+    phase: Any = {} if name == "context-aware" else {"phase": "decode", "leave_one_out": True}
+    values = placement.importance(trace, **phase).values
+    variance = options.table.output_variance
+    assert variance is not None
+    weight = {
+        "plain": np.ones_like(values),
+        "importance": values,
+        "use": expected_use(trace, name),
+        "variance": np.broadcast_to(1 / np.where(variance > 0, variance, np.inf), values.shape),
+    }[options.objective]
+    order = np.argsort(-values, axis=-1, kind="stable")[..., gpu_experts:]
+    layers = np.arange(2)[:, None]
+    kept = [options.table.bits.index(width) for width in menu]
+    weighted = [
+        options.table.losses[layers, order[s]][..., kept] * weight[s][layers, order[s]][..., None] for s in (0, 1)
+    ]
+    within_menu = bool(menu) and menu[0] <= options.mean_bits <= menu[-1]
+    least = [smallest_total(options, one, menu) for one in weighted] if within_menu else [math.inf]
+    if math.isinf(sum(least)):
+        with pytest.raises(PolicyError, match=r"mean_bits"):
+            plan_run(model, NDP_SYSTEM, trace, rule, losses=options.table)
+        return
+    run = plan_run(model, NDP_SYSTEM, trace, rule, losses=options.table)
+    assert run.plan.replica_bits == menu
+    bits = np.zeros((2, 2, 4))
+    for s in range(2):
+        rows, _, _ = decode_rows(trace, s)
+        for t, layer, j in np.ndindex(rows.shape):
+            bits[s, layer, rows[t, layer, j]] = decided(run, s)[t][layer][j].bits
+        level = np.searchsorted(menu, bits[s][layers, order[s]])
+        total = np.take_along_axis(weighted[s], level[..., None], axis=-1).sum()
+        assert_allclose(total, least[s], rtol=1e-12, atol=0)
+
+
+def test_the_first_widths_and_floors_of_the_budget() -> None:
+    model = plain_model(num_experts=4)
+    trace = small_trace(model, [(9, 6), (5, 4)], seed=3)
+    wide = LossTable(np.ones((3, 4, 2)), "wide", bits=(8, 16))
+    few = LossTable(np.ones((3, 4, 2)), "few", bits=(2, 4))
+    for losses, text, words in (
+        (None, "mean_bits=2,min_bits=3", r"option mean_bits: found 2(\.0)?, allowed 3 to 4 with min_bits=3"),
+        (None, "min_bits=0", "option min_bits: found 0, allowed 1 to 4"),
+        (None, "min_bits=2.5", "option min_bits: found '2.5', allowed 1 to 4"),
+        (None, "objective=loss", r"allowed plain \| importance \| use \| variance"),
+        (None, "scope=layers", r"allowed layer \| model"),
+        (None, "budget=most", r"allowed exact \| at-most"),
+        (wide, "mean_bits=3", r"loss table wide that can be kept: none from 1 to 4"),
+        (few, "mean_bits=1.5", r"option mean_bits: found 1.5, allowed 2 to 4; .*loss table few.*: 2, 4"),
+        (few, "mean_bits=2.5,gpu_experts=1", r"cannot meet exactly at 2, 4 bits.*: 2 and 2.6666.*at-most"),
+        (few, "objective=variance", "objective: found variance, allowed plain, importance or use.*few"),
+    ):
+        with pytest.raises(PolicyError, match=words) as error:
+            plan_run(model, NDP_SYSTEM, trace, f"context-aware:{text}", losses=losses)
+        assert "\n" not in str(error.value)
+    # Where no width is searched for, the table does not matter.
+    for text, kept in (
+        ("selector=full,mean_bits=1,min_bits=4", ()),
+        ("selector=uniform,min_bits=2", (2.0, 3.0, 4.0)),
+        ("gpu_experts=4,min_bits=3", (3.0, 4.0)),
+    ):
+        assert plan_run(model, NDP_SYSTEM, trace, f"context-aware:{text}", losses=wide).plan.replica_bits == kept
+
+
+def test_a_floor_saves_the_memory_of_the_replicas_below_it() -> None:
+    kept = [
+        evaluate(mixtral(), "h100-cxl2-ndp", recording(), f"context-aware:min_bits={bits}", output=2).memory_bytes[
+            "ndp"
+        ]["replicas"]
+        for bits in (1, 2, 3)
+    ]
+    assert_allclose(np.array(kept) * 8 / 32 / 8 / mixtral().expert_params, [10, 9, 7], rtol=1e-12, atol=0)
+
+
+def test_bit_options_are_axes() -> None:
+    found = sweep(
+        policy=["context-aware", "static"],
+        axes={"policy.objective": ["plain", "importance"], "min_bits": [1, 2, 4], "scope": "layer,model"},
+        metrics=["tpot_mean_s", "quant_loss"],
+        prompt=8,
+        output=8,
+    )
+    assert found.sizes == {"policy": 2, "policy.objective": 2, "policy.min_bits": 3, "policy.scope": 2}
+    place = {"policy": "static", "policy.objective": "importance", "policy.min_bits": 2, "policy.scope": "model"}
+    one = found.sel(place)
+    alone = Scenario.of(policy="static:objective=importance,min_bits=2,scope=model", prompt=8, output=8).run(0).price()
+    assert (one.tpot_mean_s.item(), one.quant_loss.item()) == (alone.tpot_mean_s, alone.quant_loss)
+    assert np.isnan(found.quant_loss.sel({"policy.min_bits": 4})).all()  # the mean of 3 bits is below that floor
+    assert "min_bits=4" in found.attrs["infeasible"]
 
 
 def test_a_given_loss_table_is_used_and_must_fit() -> None:

@@ -473,6 +473,42 @@ def test_near_data_latency_falls_as_the_bits_do(made: Made) -> None:
         np.testing.assert_allclose(row["calibrated"], mean, rtol=1e-12, atol=0)
 
 
+def test_published_accuracies_stand_beside_losses_as_context(
+    made: Made, printed: tuple[subprocess.CompletedProcess[str], Path]
+) -> None:
+    quality = made.document["quality"]
+    assert [row["published_accuracy_percent"] for row in quality["rows"]] == [70.03, 69.90, 69.71, 66.68, 63.48]
+    full, three, three_uniform, two, two_uniform = quality["rows"]
+    assert (full["quant_loss"], full["quant_loss_vs_uniform"], full["quant_noise"]) == (0, None, 0)
+    assert 0 < three["quant_loss"] < two["quant_loss"] < two_uniform["quant_loss"]
+    assert three_uniform["quant_loss_vs_uniform"] == two_uniform["quant_loss_vs_uniform"] == 1
+    np.testing.assert_allclose(
+        two["quant_loss_vs_uniform"], two["quant_loss"] / two_uniform["quant_loss"], rtol=1e-12, atol=0
+    )
+    for row in (three, two):
+        one = evaluate(
+            "mixtral-8x7b", "h100-cxl2-ndp", reproduction.BUNDLED_TRACE, row["policy"], prompt=128, output=2048
+        )
+        assert (row["quant_loss"], row["quant_noise"]) == (one.quant_loss, one.quant_noise)
+    with (made.folder / "quality.csv").open(newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert [{key: value or None for key, value in line.items()} for line in table] == [
+        {key: None if value is None else str(value) for key, value in row.items()} for row in quality["rows"]
+    ]
+    lines = printed[0].stdout.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("Quality (context)"))
+    for row, line in zip(quality["rows"], lines[start + 3 :], strict=False):
+        assert line.startswith(row["name"])
+        assert line.endswith(f"{row['published_accuracy_percent']:.2f} %*")
+        computed = line[len(row["name"]) :].partition("|")[0].split()
+        np.testing.assert_allclose(float(computed[0]), row["quant_loss"], rtol=1e-3, atol=0)
+        np.testing.assert_allclose(float(computed[2]), 100 * row["quant_noise"], rtol=0.05, atol=0)
+    assert lines[start + 3 + len(quality["rows"])] == quality["sentence"]
+    assert "neither predicted from the losses nor compared with them" in quality["sentence"]
+    # They are no rows of the reproduction: nothing is fitted to them, and they have no error.
+    assert not any("accuracy" in name for name in made.rows)
+
+
 def test_text_shows_what_the_document_holds(made: Made, printed: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     done, _ = printed
     assert done.returncode == 0, done.stderr

@@ -1,13 +1,26 @@
-"""Answers about a sweep or a scenario: the best points, what matters, where one overtakes another, what it takes.
+"""Answers about a sweep or a scenario: the best points, what matters, where one overtakes another, what it takes, and
+how many bits every sequence can afford.
 
 Every answer is priced by the model itself; nothing is interpolated.
 """
 
 from perfmodel.answers.choice import best
+from perfmodel.answers.control import Tuning, tune
 from perfmodel.answers.crossing import break_even
 from perfmodel.answers.dominance import pareto
 from perfmodel.answers.inverse import Crossing, Solution, solve
 from perfmodel.answers.one_at_a_time import tornado
 from perfmodel.answers.variance import sobol_indices
 
-__all__ = ["Crossing", "Solution", "best", "break_even", "pareto", "sobol_indices", "solve", "tornado"]
+__all__ = [
+    "Crossing",
+    "Solution",
+    "Tuning",
+    "best",
+    "break_even",
+    "pareto",
+    "sobol_indices",
+    "solve",
+    "tornado",
+    "tune",
+]

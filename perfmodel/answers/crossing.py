@@ -192,7 +192,7 @@ def _dataset(
         )
     return dataset.assign_attrs(
         {
-            **described_by(scenario, "break-even", labels, [info.name]),
+            **described_by(scenario, "break-even", metric, labels, [info.name]),
             "a": labels[0],
             "b": labels[1],
             "metric": metric,

@@ -209,7 +209,7 @@ def _tornado_dataset(
             "unit": ("key", unit_of_key, {"long_name": "unit of the setting"}),
         },
         attrs={
-            **described_by(scenario, "tornado", scenario.labels, []),
+            **described_by(scenario, "tornado", metric, scenario.labels, []),
             "metric": metric,
             **{name: json.dumps(value) for name, value in lists.items()},
         },

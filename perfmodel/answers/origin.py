@@ -32,7 +32,7 @@ def notes_of_points(dataset: xr.Dataset, found: xr.Dataset) -> list[str]:
     size = int(found.sizes.get("point", 1))
     chosen = np.unique(np.linspace(0, size - 1, min(size, _MOST)).round().astype(np.int64)).tolist()
     places = [_place(scenario, found.isel(point=i) if "point" in found.dims else found) for i in chosen]
-    notes = gathered(scenario, places)
+    notes = gathered(scenario, places, metrics=found.data_vars)
     return [*notes, f"notes are those of {_MOST} of {size} points"] if size > _MOST else notes
 
 

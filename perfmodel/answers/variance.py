@@ -188,7 +188,7 @@ def _dataset(
         name: (("policy", "key"), values, {"units": "1", "long_name": names[name.partition("_")[0]]})
         for name, values in found.items()
     }
-    described = described_by(scenario, "sobol", scenario.labels, [one.axis.name for one in drawn])
+    described = described_by(scenario, "sobol", metric, scenario.labels, [one.axis.name for one in drawn])
     described["notes"] = json.dumps([*_sampling_notes(found, n), *json.loads(described["notes"])])
     both = np.concatenate((samples.a, samples.b), axis=1)
     unit = find_metric(metric).unit

@@ -20,6 +20,7 @@ import numpy as np
 from perfmodel.errors import PolicyError
 from perfmodel.evidence.bench import MODELS, Bench, Case, policy_text, predictor
 from perfmodel.evidence.calibrate import Fit, calibrate, fitted_system
+from perfmodel.evidence.context import QualityContext, quality_context
 from perfmodel.evidence.explore import (
     FITTED_KEYS,
     Outcome,
@@ -134,6 +135,7 @@ class Reproduction:
     machines: tuple[Outcome, ...]
     own_best: tuple[OwnBest, ...]
     ndp_reduction: Mapping[str, Mapping[str, float]]
+    quality: QualityContext
     trace: RoutingTrace
     base: str
     notes: tuple[str, ...]
@@ -191,6 +193,7 @@ class Reproduction:
             "machines": [outcome._asdict() for outcome in self.machines],
             "own_best": [best._asdict() for best in self.own_best],
             "ndp_latency_reduction": {k: dict(v) for k, v in self.ndp_reduction.items()},
+            "quality": self.quality.to_dict(),
             "trace": {
                 "model": metadata.get("model"),
                 "source": metadata.get("source"),
@@ -283,6 +286,7 @@ def reproduce(*, trace: RoutingTrace | None = None, system: str | None = None, e
         machines=machines,
         own_best=best,
         ndp_reduction=ndp_reduction(bench, systems["calibrated"]),
+        quality=quality_context(bench),
         trace=recording,
         base=base,
         notes=tuple(notes),

@@ -103,6 +103,8 @@ class Plan:
     replica_bits : widths of the quantised copies kept beside the full-precision experts [bit].
     hot : bool [sequences, layers, experts], the placement, where the policy has one; ``alpha`` and ``norm`` are the
         importance it was chosen by.
+    mean_bits : mean width of the experts that the policy quantised, unused ones included [bit]; None where it quantises
+        none, or gives widths to picks.
     notes : sentences for the report: what was assumed or chosen by default.
     """
 
@@ -123,6 +125,7 @@ class Plan:
     hot: NDArray[np.bool_] | None = None
     alpha: float | None = None
     norm: placement.Norm = "sum"
+    mean_bits: float | None = None
 
 
 class PlanInputs(NamedTuple):

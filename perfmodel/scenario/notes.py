@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import PerfModelError
+from perfmodel.evaluation import QUALITY
 
 if TYPE_CHECKING:
+    from perfmodel.run import Run
     from perfmodel.scenario.scenario import Scenario
 
 #: A number that stands alone, and is no part of a name such as cxl-2.0-x16 or mixtral-8x7b.
@@ -46,12 +48,25 @@ def labelled(by_policy: Mapping[str, Iterable[str]]) -> list[str]:
     ]
 
 
-def gathered(scenario: "Scenario", places: Iterable[tuple[str, Mapping[str, Any]]], *, flags: bool = True) -> list[str]:
+def quality_notes(run: "Run", metrics: Iterable[object]) -> tuple[str, ...]:
+    """What the quality of a plan rests on, where one of the metrics is about it."""
+    return run.quality.notes if any(name in QUALITY for name in metrics) else ()
+
+
+def gathered(
+    scenario: "Scenario",
+    places: Iterable[tuple[str, Mapping[str, Any]]],
+    metrics: Iterable[object] = (),
+    *,
+    flags: bool = True,
+) -> list[str]:
     """What was assumed by replays and plans, and which hardware values are beyond what a part states.
 
     places : policies, each with the settings of one point; a point without a plan has nothing to say.
+    metrics : names of what was asked; what quality rests on is said only where it was.
     flags : whether to look at the hardware values.
     """
+    asked = list(metrics)
     by_policy: dict[str, list[str]] = {}
     for label, settings in places:
         try:
@@ -59,5 +74,6 @@ def gathered(scenario: "Scenario", places: Iterable[tuple[str, Mapping[str, Any]
         except PerfModelError:
             continue
         notes = by_policy.setdefault(label, [])
-        notes += [*run.replay.notes, *run.plan.notes, *(run.system.flags if flags else ())]
+        flagged = run.system.flags if flags else ()
+        notes += [*run.replay.notes, *run.plan.notes, *quality_notes(run, asked), *flagged]
     return labelled(by_policy)

@@ -13,7 +13,7 @@ import numpy as np
 
 from perfmodel import __version__
 from perfmodel.bitwidth import BUNDLED_LOSSES, LossTable
-from perfmodel.policies import ContextAware, Static
+from perfmodel.policies import Static
 from perfmodel.routing import RoutingTrace
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.axis import FILES
@@ -40,10 +40,6 @@ def _default_losses() -> str:
     return content_hash("loss", LossTable.load(BUNDLED_LOSSES))
 
 
-def _takes_default_losses(scenario: Scenario) -> bool:
-    return scenario.losses is None and any(isinstance(policy, ContextAware | Static) for policy in scenario.policies)
-
-
 def rests_on(scenario: Scenario, design: Design) -> dict[str, Any]:
     """Hashes and versions of what decides the numbers of a sweep beside its request, by what a message calls them."""
     axes = {name: design.axes[name].tolist() for name in FILES if name in design.axes}
@@ -56,7 +52,7 @@ def rests_on(scenario: Scenario, design: Design) -> dict[str, Any]:
             for kind, references in axes.items()
             for reference in dict.fromkeys(references)
         },
-        **({"the bundled loss table": _default_losses()} if _takes_default_losses(scenario) else {}),
+        **({"the bundled loss table": _default_losses()} if scenario.losses is None else {}),
         **{f"profile {name}": value for name, value in _profiles(scenario, design).items()},
     }
 
@@ -67,7 +63,7 @@ def request_key(scenario: Scenario, design: Design, metrics: Sequence[str], dtyp
         "program": program_hash(),
         "versions": VERSIONS,
         "inputs": scenario.content(),
-        "losses": _default_losses() if _takes_default_losses(scenario) else None,
+        "losses": _default_losses() if scenario.losses is None else None,
         "profiles": _profiles(scenario, design),
         "workload": [scenario.prompt, scenario.output, scenario.layers],
         "policies": [policy.spec for policy in scenario.policies],

@@ -1,5 +1,7 @@
 """What a sweep rests on, as attributes that every file format can hold: numbers and texts, lists as JSON."""
 
+import contextlib
+import itertools
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -8,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.errors import PlacementError, SpecError
+from perfmodel.bitwidth import losses_for
+from perfmodel.errors import PlacementError, SpecError, TraceError
+from perfmodel.evaluation import QUALITY
 from perfmodel.hardware import System
 from perfmodel.hardware.base import SOURCE_KINDS
 from perfmodel.policies import Policy
@@ -35,7 +39,8 @@ def attributes(request: "Request") -> dict[str, Any]:
     """What is known about a sweep before it is computed. ``complete`` is 0 until `closing_attributes` replace it."""
     inputs = {kind: _inputs(request, kind) for kind in ("model", "system", "trace")}
     own = {"complete": 0, "command": request.command(), "request": json.dumps(request.to_dict()), "key": request.key()}
-    return {**described(request.scenario, "sweep", request.scenario.labels, inputs), **own}
+    quality = {"losses": _losses(request)} if any(name in QUALITY for name in request.metrics) else {}
+    return {**described(request.scenario, "sweep", request.scenario.labels, inputs), **quality, **own}
 
 
 def described(scenario: Scenario, kind: str, labels: Sequence[str], inputs: Mapping[str, list[Any]]) -> dict[str, Any]:
@@ -98,6 +103,15 @@ def _inputs(request: "Request", kind: str) -> list[Any]:
     return [scenario.file(kind, one) for one in dict.fromkeys(request.design.axes[kind].tolist())]
 
 
+def _losses(request: "Request") -> str:
+    """The loss tables that the quality of a sweep rests on, with what kind of source they are."""
+    tables = []
+    for model, losses in itertools.product(_inputs(request, "model"), _inputs(request, "loss")):
+        with contextlib.suppress(TraceError):  # a table of another model, which is refused where a plan needs it
+            tables.append(losses_for(losses, len(model.moe_layers), model.num_experts))
+    return _joined(f"{table.name} ({table.source})" for table in tables)
+
+
 def weakest_source(systems: Iterable[System], varied: Collection[str]) -> str:
     """Weakest kind of source among the hardware constants that are not varied."""
     kinds = [one.weakest_source(key for key in one.numeric_keys() if key not in varied) for one in systems]
@@ -110,7 +124,10 @@ def _notes(request: "Request") -> list[str]:
     Plans differ from point to point: a sentence names the policies that it is true for, and where only its numbers
     differ it gives their range.
     """
-    found: list[str] = [*request.design.notes, *gathered(request.scenario, _plans(request), flags=False)]
+    found: list[str] = [
+        *request.design.notes,
+        *gathered(request.scenario, _plans(request), metrics=request.metrics, flags=False),
+    ]
     for trace in _inputs(request, "trace"):
         found += routing_notes(trace)
     for system in _inputs(request, "system"):

@@ -314,8 +314,8 @@ GOOD = {"importance": np.ones((2, 3)), "losses": np.ones((2, 3, 4)), "mean_bits"
         ({"min_bits": 5}, r"min_bits\[0\] is 5; it must be a number from 0 to 4"),
         ({"min_bits": [1, 1]}, r"min_bits has shape \[2\]"),
         ({"min_bits": [1, math.nan, 1]}, r"min_bits\[1\] is nan"),
-        ({"min_bits": 3}, "mean_bits is 2.0; the lowest widths allowed of layer \\[0\\] take 3"),
-        ({"min_bits": [1, 1, 3], "mean_bits": 1.5}, "lowest widths allowed of layer .* take 1.6666"),
+        ({"min_bits": 3}, "mean_bits is 2.0; the lowest widths allowed of layer \\[0\\] take a mean of 3"),
+        ({"min_bits": [1, 1, 3], "mean_bits": 1.5}, "lowest widths allowed of layer .* take a mean of 1.6666"),
         ({"min_bits": "two"}, "min_bits holds"),
         ({"sizes": [1, 2]}, r"sizes has shape \[2\]; it must be \[..., 3\]"),
         ({"sizes": [1, 2, 0]}, r"sizes\[2\] is 0; it must be a whole number from 1 to 1e\+12"),
@@ -327,7 +327,7 @@ GOOD = {"importance": np.ones((2, 3)), "losses": np.ones((2, 3, 4)), "mean_bits"
         ({"max_bytes": -1, "mean_bits": None, "sizes": [1, 2, 3]}, "max_bytes is -1; it must be a number of bytes"),
         ({"max_bytes": math.nan, "mean_bits": None, "sizes": [1, 2, 3]}, "max_bytes is nan"),
         ({"max_bytes": True, "mean_bits": None, "sizes": [1, 2, 3]}, "max_bytes is True"),
-        ({"max_bytes": 0.7, "mean_bits": None, "sizes": [1, 2, 3]}, "lowest widths allowed of layer .* take 0.75"),
+        ({"max_bytes": 0.7, "mean_bits": None, "sizes": [1, 2, 3]}, "lowest widths allowed of .* take 0.75 bytes"),
         ({"mean_bits": None, "scope": "model"}, "mean_bits is None; it must be a number from 1 to 4"),
         ({"mean_bits": True, "scope": "model"}, "mean_bits is True"),
         ({"weights": [1, -1, 1], "scope": "model"}, r"weights\[1\] is -1.0; it must be 0 or more"),
@@ -354,6 +354,32 @@ def test_wrong_options_are_refused_in_one_line(changes: dict[str, Any], message:
             call()
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 500
+
+
+JUNK: list[Any] = [
+    None, True, -1.5, math.nan, math.inf, 10**400, 1e308, "", "x" * 5000, b"x", [], [[1], [1, 2]], {"a": 1}, {2},
+    object(), int, np.float16(2), np.array("x"), np.arange(3), np.ones((2, 3)) * 1j, np.array(["2020"], dtype="M8[D]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", [select_bitwidths, optimal_bitwidths])
+@pytest.mark.parametrize("changes", [{}, {"sizes": [1, 2, 3], "weights": [1, 2, 3], "min_bits": 1, "scope": "model"}])
+def test_junk_in_any_argument_is_taken_or_refused_in_one_line(function, changes: dict[str, Any]) -> None:
+    unused = {"sizes": None, "weights": None, "min_bits": None, "max_bytes": None, "scope": "layer", "budget": "exact"}
+    arguments = {**GOOD, "bits": (1, 2, 3, 4), **unused, **changes}
+    if function is optimal_bitwidths:
+        del arguments["importance"]
+    function(**arguments)
+    refused = 0
+    for name, value in itertools.product(arguments, JUNK):
+        try:
+            function(**{**arguments, name: value})
+        except PolicyError as error:
+            message = str(error)
+            refused += 1
+            assert "\n" not in message
+            assert len(message) < 600
+    assert refused > 150
 
 
 @pytest.mark.parametrize("ordered", [True, False])

@@ -1,5 +1,6 @@
 """Objectives and rules compared: against every assignment tried, known numbers, the policies, and real text."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -21,9 +22,10 @@ from perfmodel import placement, plots
 from perfmodel.bitwidth import OBJECTIVES, LossTable, optimal_bitwidths, select_bitwidths
 from perfmodel.errors import PolicyError, TraceError
 from perfmodel.hardware import load_system
-from perfmodel.losses import Calibration, assignments
+from perfmodel.losses import Calibration, assignments, heldout
 from perfmodel.losses.assignments import compare_assignments
 from perfmodel.losses.comparison import Comparison, readings
+from perfmodel.losses.heldout import Difference, HeldOut, Prediction
 from perfmodel.losses.rules import RULES
 from perfmodel.routing import RoutingTrace, statistics
 from perfmodel.run import make_replay, plan_run
@@ -556,6 +558,72 @@ def test_figure_fits_on_the_page(mini: Comparison) -> None:
                 assert text.get_fontsize() >= 7
         words = " ".join(figure.get_supxlabel().split())
         assert ("Left out: 1 numbers of GPU experts, 1 means." in words) == (found is many)
+
+
+def made_up() -> HeldOut:
+    """What text could have shown; one assignment adds nothing."""
+    rows = [
+        ("stored precision", None, 0.0, 0.0),
+        ("uniform", 2.0, 3.0, 0.2),
+        ("uniform", 3.0, 1.0, 0.05),
+        ("plain, optimum", 2.0, 2.0, 0.4),
+        ("importance, model optimum", 2.0, 1.5, 0.1),
+        ("variance, prefix", 3.0, 0.9, -0.01),
+    ]
+    level = {2.0: 0.2, 3.0: 0.05}
+    made = [
+        Prediction(
+            *(name, mean, loss, loss / 8, 0.1, 4 + added, Difference(added, 0.01)),
+            None if mean is None else Difference(added - level[mean], 0.025),
+        )
+        for name, mean, loss, added in rows
+    ]
+    return HeldOut("model", "rtn", ("a.txt",), 1000, 1, tuple(made))
+
+
+def test_figure_with_text(mini: Comparison) -> None:
+    figure = plots.assignments_figure(mini, made_up())
+    (axes,) = [axes for axes in figure.axes if axes.get_ylabel() == "added held-out loss (nat/token, log)"]
+    points = {
+        (line.get_marker(), float(line.get_xdata()[0]), float(line.get_ydata()[0]))
+        for line in axes.lines
+        if len(line.get_xdata()) == 1
+    }
+    assert points == {("X", 3.0, 0.2), ("X", 1.0, 0.05), ("s", 2.0, 0.4), ("D", 1.5, 0.1)}
+    words = " ".join(figure.get_supxlabel().split())
+    assert "over its loss of 4.000 nat/token at the stored precision; 1000 tokens" in words
+    assert "1 assignments that add nothing are left out" in words
+
+
+def test_readings_of_text() -> None:
+    at2, at3 = heldout.readings(made_up())
+    assert at2 == (
+        "at 2 bits the best model is importance, model optimum, -0.100 +- 0.025 nats a token over uniform bits"
+    )
+    assert at3 == (
+        "at 3 bits nothing is surely better than uniform bits; the best try is variance, prefix, -0.060 +- 0.025"
+        " nats a token over uniform bits"
+    )
+    worse = dataclasses.replace(made_up(), rows=made_up().rows[:4])
+    assert heldout.readings(worse)[0] == (
+        "at 2 bits no assignment makes a better model than uniform bits; the smallest summed loss, plain, optimum,"
+        " gives +0.200 +- 0.025 nats a token over uniform bits"
+    )
+
+
+@given(st.lists(st.tuples(st.floats(-2, 2), st.integers(1, 500)), min_size=1, max_size=8))
+def test_difference_and_its_error(parts: list[tuple[float, int]]) -> None:
+    values, tokens = zip(*parts, strict=True)
+    found = heldout._difference(np.array(values), np.array(tokens, float))
+    mean = sum(v * t for v, t in parts) / sum(tokens)
+    assert found.nats == pytest.approx(mean, rel=1e-9, abs=1e-12)
+    if len(parts) == 1:
+        assert found.error is None
+        return
+    spread = sum((t * (v - mean)) ** 2 for v, t in parts) / sum(tokens) ** 2 * len(parts) / (len(parts) - 1)
+    assert found.error == pytest.approx(math.sqrt(spread), rel=1e-9, abs=1e-12)
+    if len(set(tokens)) == 1:  # the standard error of a mean of equal parts
+        assert found.error == pytest.approx(np.std(values, ddof=1) / math.sqrt(len(parts)), rel=1e-9, abs=1e-12)
 
 
 # --- text ---

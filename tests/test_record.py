@@ -164,6 +164,14 @@ def test_values_beyond_float16_are_kept_in_float32(tmp_path: Path) -> None:
         capture(checkpoint, recorded.write_texts(tmp_path), sequence=SEQUENCE, tokens=SEQUENCE, dtype="float16")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_number_formats_give_rows_that_are_nearly_the_same(dtype: str, made: Place) -> None:
+    exact, rough = (capture(made.checkpoint, made.texts, sequence=SEQUENCE, dtype=name) for name in ("float32", dtype))
+    difference = np.abs(rough.hidden[0].astype(float) - exact.hidden[0]).max() / np.abs(exact.hidden[0]).max()
+    assert 0 < difference < 0.05
+    assert rough.info["dtype"] == dtype
+
+
 def test_the_command_writes_the_same_file_again(made: Place, tmp_path: Path) -> None:
     files = [tmp_path / "a.npz", tmp_path / "new" / "b.npz"]
     options = ["--tokens", 100, "--sequence", SEQUENCE, "--rows", 80]

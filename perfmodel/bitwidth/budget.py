@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.bitwidth.checks import choice, is_number, mean_within
+from perfmodel.bitwidth.checks import as_float, choice, mean_within
 from perfmodel.bitwidth.problem import Problem
 from perfmodel.bitwidth.solve import fronts
 from perfmodel.errors import PolicyError
@@ -55,9 +55,10 @@ def budget_steps(
 def _within_bytes(problem: Problem, max_bytes: Any, sized: bool) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     if not sized:
         raise PolicyError("max_bytes needs sizes, the number of parameters of every expert")
-    if not is_number(max_bytes) or not 0 <= max_bytes < 2**60:
+    ceiling = as_float(max_bytes)
+    if not 0 <= ceiling < 2**60:
         raise PolicyError(f"max_bytes is {shown(max_bytes)}; it must be a number of bytes, 0 or more")
-    room = math.floor(8 * float(max_bytes)) - problem.base
+    room = math.floor(8 * ceiling) - problem.base
     _refuse_too_little(problem, room, "max_bytes", max_bytes)
     return np.minimum(room // problem.step, problem.most), np.ones(len(room), np.bool_)
 
@@ -66,8 +67,9 @@ def _refuse_too_little(problem: Problem, room: NDArray[np.int64], name: str, giv
     if not (room < 0).any():
         return
     group = int(np.argmin(room))
-    least = problem.base[group] / 8 if name == "max_bytes" else problem.base[group] / problem.parameters[group]
-    raise PolicyError(f"{name} is {shown(given)}; the lowest widths allowed{_place(problem, group)} take {least:.12g}")
+    base = problem.base[group]
+    least = f"{base / 8:.12g} bytes" if name == "max_bytes" else f"a mean of {base / problem.parameters[group]:.12g}"
+    raise PolicyError(f"{name} is {shown(given)}; the lowest widths allowed{_place(problem, group)} take {least}")
 
 
 def refuse_unreachable(problem: Problem, group: int, room: NDArray[np.int64], mean: float) -> None:

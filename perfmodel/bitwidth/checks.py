@@ -1,6 +1,7 @@
 """Checks of what describes experts: importance, losses, sizes, widths and options."""
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import PolicyError, TraceError
-from perfmodel.routing.npz import shown
+from perfmodel.routing.npz import one_line, shown
 
 #: Widest format of a loss table and of a menu [bit].
 WIDEST = 16
@@ -19,8 +20,8 @@ def finite(values: Any, name: str, error: type[PolicyError] | type[TraceError]) 
     """``values`` as float64, refusing everything that is not a finite real number."""
     try:
         array = np.asarray(values)
-    except (ValueError, TypeError, OverflowError) as reason:
-        raise error(f"{name} is not an array of numbers: {reason}") from None
+    except (ValueError, TypeError, OverflowError, RuntimeError) as reason:
+        raise error(f"{name} is not an array of numbers: {one_line(reason)}") from None
     if array.dtype.kind not in "iuf" and array.size:
         raise error(f"{name} holds values of type {array.dtype}; they must be real numbers")
     if array.size == 0:
@@ -56,16 +57,25 @@ def choice(name: str, value: Any, allowed: Sequence[str]) -> None:
         raise PolicyError(f"{name} is {shown(value)}; it must be {' or '.join(map(repr, allowed))}{hint}")
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value is one real number; true and false are not."""
-    return type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
+def as_float(value: Any) -> float:
+    """One real number as a float, infinite where it is too large; nan for everything else, true and false too."""
+    if type(value) is float:
+        return value
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number:
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def mean_within(mean_bits: Any, bits: tuple[int, ...]) -> float:
     """``mean_bits`` as a float, refused unless it is a number that the menu spans."""
-    if not is_number(mean_bits) or not bits[0] <= mean_bits <= bits[-1]:
+    mean = as_float(mean_bits)
+    if not bits[0] <= mean <= bits[-1]:
         raise PolicyError(f"mean_bits is {shown(mean_bits)}; it must be a number from {bits[0]} to {bits[-1]}")
-    return float(mean_bits)
+    return mean
 
 
 def menu(bits: Any, name: str, error: type[PolicyError] | type[TraceError]) -> tuple[int, ...]:
@@ -81,9 +91,14 @@ def menu(bits: Any, name: str, error: type[PolicyError] | type[TraceError]) -> t
 def per_expert(values: Any, name: str, num_experts: int) -> NDArray[np.float64]:
     """Finite numbers, one for each expert on the last axis."""
     array = finite(values, name, PolicyError)
+    check_last_axis(array, name, num_experts)
+    return array
+
+
+def check_last_axis(array: NDArray[Any], name: str, num_experts: int) -> None:
+    """Refuse an array that does not hold one number for each expert on its last axis."""
     if array.ndim < 1 or array.shape[-1] != num_experts:
         raise PolicyError(f"{name} has shape {list(array.shape)}; it must be [..., {num_experts}], one for each expert")
-    return array
 
 
 def common_lead(given: Mapping[str, NDArray[Any]]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.bitwidth.budget import Budget, budget_steps, increments, refuse_unreachable
-from perfmodel.bitwidth.checks import common_lead, finite, mean_within, not_negative, per_expert
+from perfmodel.bitwidth.checks import check_last_axis, common_lead, finite, mean_within, not_negative
 from perfmodel.bitwidth.problem import Problem, Scope, check_shapes, make_problem
 from perfmodel.bitwidth.solve import assigned_bits, levels
 from perfmodel.bitwidth.table import BITS
@@ -124,9 +124,12 @@ def _searched(importance: Any, losses: Any, mean_bits: Any, weights: Any) -> NDA
     check_shapes(loss, rank, len(BITS))
     lead, num_experts = rank.shape[:-1], rank.shape[-1]
     given = {"importance": rank, "losses": loss}
+    same = loss.shape[:-2] == lead
     if weights is not None:
-        given["weights"] = per_expert(_floats(weights, "weights"), "weights", num_experts)
-    if weights is not None or loss.shape[:-2] != lead:
+        given["weights"] = factor = _floats(weights, "weights")
+        check_last_axis(factor, "weights", num_experts)
+        same = same and factor.shape[:-1] == lead
+    if not same:
         lead = common_lead(given)
     budget = increments(num_experts, mean_within(mean_bits, BITS), BITS[0])
     bits = np.empty((*lead, num_experts), np.int8)

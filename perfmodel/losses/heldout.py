@@ -227,9 +227,10 @@ def readings(found: HeldOut) -> list[str]:
         rows = [one for one in found.rows if one.mean_bits == mean]
         if len(rows) > 1:
             best, least = min(rows, key=lambda one: one.nats), min(rows, key=lambda one: one.summed_loss)
-            lines.append(
-                f"at {mean:g} bits {_best(best)}; the smallest summed loss, {least.assignment}, {_gives(least)}"
-            )
+            words = f"at {mean:g} bits {_best(best)}"
+            if least is not best:
+                words += f"; the smallest summed loss, {least.assignment}, gives {_over(least)}"
+            lines.append(words)
     return lines
 
 
@@ -239,13 +240,11 @@ def _best(row: Prediction) -> str:
     error = row.over_uniform.error
     sure = error is not None and -row.over_uniform.nats > _SURE * error
     start = "the best model is" if sure else "nothing is surely better than uniform bits; the best try is"
-    return f"{start} {row.assignment}, which {_gives(row)}"
+    return f"{start} {row.assignment}, {_over(row)}"
 
 
-def _gives(row: Prediction) -> str:
-    return (
-        "gives as much as uniform bits" if row.over_uniform is None else f"gives {difference_words(row.over_uniform)}"
-    )
+def _over(row: Prediction) -> str:
+    return "" if row.over_uniform is None else f"{difference_words(row.over_uniform)} nats a token over uniform bits"
 
 
 def difference_words(found: Difference) -> str:

@@ -183,10 +183,7 @@ def _sentences(found: Comparison, tried: HeldOut | None, across: list[int], down
         f"Floor: no expert below {found.min_bits} bits." if "floor prefix" in found.rules else "",
         "Model: one budget for all layers.",
         f"Left out: {left_out[0]} numbers of GPU experts, {left_out[1]} means." if any(left_out) else "",
-        ""
-        if tried is None
-        else f"Bottom: {plain(tried.checkpoint)}, all experts quantised by {tried.method},"
-        f" {tried.tokens} tokens; colours as above.",
+        "" if tried is None else _text_words(tried),
     ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import numpy as np
 import pytest
 
@@ -27,7 +28,7 @@ RUN = {"resume": False, "overwrite": False, "threads": 1, "memory_gb": 1.0}
 
 
 @pytest.fixture(scope="module")
-def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     """Every public function with arguments that it takes."""
     two = Scenario.of(policy=["context-aware", "hobbit"], **SHORT)  # type: ignore[arg-type]
     one = Scenario.of(policy="context-aware", **SHORT)  # type: ignore[arg-type]
@@ -36,6 +37,13 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     asked = {"axes": AXES, "zip": (), "cases": None, "sample": None, "metrics": "tpot_mean_s", "dtype": "float64"}
     priced = {**NAMES, "policy": "monde", **SHORT, **REST}
     metric = {"metric": "tpot_mean_s"}
+    losses = np.ones((1, 2, 4)) * [4, 3, 2, 1]
+    menu = {"bits": (1, 2, 3, 4), "sizes": None, "weights": None, "min_bits": None, "scope": "layer"}
+    budget = {"mean_bits": 2, **menu, "budget": "exact", "max_bytes": None}
+    made = checkpoints.make(tmp_path_factory.mktemp("model"))
+    build = {"bits": (2, 3), "group_size": None, "method": "gptq", "damping": None, "order": None, "folds": None}
+    files = {"output": None, "held_out": None, "resume": False, "overwrite": False, "report": None}
+    limits = {"target_tpot_ms": 20.0, "max_loss": None, "max_noise": None}
     return {
         "best": (perfmodel.best, {"dataset": dataset, **metric, "constraint": None}),
         "pareto": (perfmodel.pareto, {"dataset": dataset, "minimise": ["tpot_mean_s"], "maximise": ()}),
@@ -60,8 +68,15 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "parse_policy": (perfmodel.parse_policy, {"text": "monde"}),
         "select_bitwidths": (
             perfmodel.select_bitwidths,
-            {"importance": np.ones((1, 2)), "losses": np.ones((1, 2, 4)) * [4, 3, 2, 1], "mean_bits": 2},
+            {"importance": np.ones((1, 2)), "losses": losses, **budget},
         ),
+        "optimal_bitwidths": (perfmodel.optimal_bitwidths, {"losses": losses, **budget}),
+        "bitwidth_front": (perfmodel.bitwidth_front, {"losses": losses, "importance": np.ones((1, 2)), **menu}),
+        "build_losses": (
+            perfmodel.build_losses,
+            {"checkpoint": made.folder, "calibration": checkpoints.rows(), **build, **files},
+        ),
+        "tune": (perfmodel.tune, {"scenario": one, **limits, "metric": "mean", "policy": None, "progress": None}),
         "sweep": (perfmodel.sweep, {**priced, **asked, **RUN, "out": None, "progress": None}),
         "run_sweep": (perfmodel.run_sweep, {"request": request, **RUN, "out": None, "progress": None}),
         "Scenario": (Scenario.of, priced),
@@ -77,7 +92,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
 
 def test_every_public_function_is_among_them(calls: dict[str, Any]) -> None:
-    types = {"Evaluation", "POLICIES", "PerfModelError", "Policy", "Run", "System"}
+    types = {"BitwidthFront", "Evaluation", "POLICIES", "PerfModelError", "Policy", "Run", "System", "Tuning"}
     assert set(perfmodel.__all__) - types <= set(calls)
 
 
@@ -87,7 +102,7 @@ def test_every_public_function_is_among_them(calls: dict[str, Any]) -> None:
         "best", "pareto", "solve", "break_even", "tornado", "sobol_indices", "evaluate", "plan_run", "load_spec",
         "load_system", "open_dataset", "parse_policy", "select_bitwidths", "sweep", "run_sweep", "Scenario",
         "Scenario.axis", "Scenario.check", "Scenario.run", "Scenario.prices", "Request", "MoEModel", "RoutingTrace",
-        "LossTable",
+        "LossTable", "optimal_bitwidths", "bitwidth_front", "build_losses", "tune",
     ],
 )  # fmt: skip
 def test_wrong_kinds_are_refused_in_one_line(

@@ -22,7 +22,7 @@ from perfmodel import placement, plots
 from perfmodel.bitwidth import OBJECTIVES, LossTable, optimal_bitwidths, select_bitwidths
 from perfmodel.errors import PolicyError, TraceError
 from perfmodel.hardware import load_system
-from perfmodel.losses import Calibration, assignments, heldout
+from perfmodel.losses import Calibration, assignments, heldout, rules
 from perfmodel.losses.assignments import compare_assignments
 from perfmodel.losses.comparison import Comparison, readings
 from perfmodel.losses.heldout import Difference, HeldOut, Prediction
@@ -342,6 +342,13 @@ def test_means_between_widths() -> None:
     text = run("losses", "compare", BUNDLED, "--gpu-experts", "1", "--mean-bits", "2.4").out
     assert "Whole increments above 1 bits spend a mean of 2.4 as 2.286; uniform bits are given the same." in text
     assert "uniform between two widths: the linear mix of the two next to it." in text
+
+
+@pytest.mark.parametrize(("mean", "experts", "expected"), [(2.3, 10, 2.3), (2.39, 10, 2.3), (1.1, 10, 1.1), (4, 7, 4)])
+def test_spent_bits(mean: float, experts: int, expected: float) -> None:
+    """A product below a whole number by rounding alone, as 10 * (2.3 - 1), counts as that number."""
+    assert rules.spent_bits(mean, experts, (1, 2, 3, 4)) == pytest.approx(expected, rel=1e-12)
+    assert rules.spent_bits(mean + 1, experts, (2, 3, 5)) == pytest.approx(expected + 1, rel=1e-12)
 
 
 def test_other_menus_take_budgets_as_ceilings() -> None:

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfmodel import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware import load_system
 from perfmodel.run import evaluate
-from perfmodel.sweeps import executor, progress
+from perfmodel.sweeps import executor
 from perfmodel.sweeps.api import run_sweep, sweep
 from perfmodel.sweeps.request import Request
 from perfmodel.sweeps.summary import ranges

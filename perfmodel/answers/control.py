@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from perfmodel.errors import NoAnswerError, PerfModelError
 from perfmodel.evaluation import metric as find_metric
 from perfmodel.evaluation import percentile_of
 from perfmodel.hardware.base import shown
+from perfmodel.progress import Report, check_report
 from perfmodel.scenario.notes import gathered
 from perfmodel.scenario.numbers import plain, real
 
@@ -109,7 +110,7 @@ def tune(
     max_noise: float | None = None,
     metric: str = "mean",
     policy: str | int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Report | None = None,
 ) -> Tuning:
     """The mean width of the near-data experts of every sequence, from a limit on its latency or on its loss.
 
@@ -140,6 +141,7 @@ def tune(
     PolicyError, PlacementError, TraceError : no plan.
     NoAnswerError : no sequence keeps the limit; the message says what is reached, and the details say it by sequence.
     """
+    check_report("progress", progress)
     label = one_policy(checked_scenario(scenario), policy)
     limit = _limit(target_tpot_ms, max_loss, max_noise)
     name = latency_metric(metric)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from perfmodel.evaluation import percentile_of
 from perfmodel.point import hardware_point
 from perfmodel.policies import POLICIES
 from perfmodel.policies.placed import PlacedExperts
+from perfmodel.progress import Report
 from perfmodel.routing import statistics
 
 if TYPE_CHECKING:
@@ -52,9 +53,7 @@ class Front(NamedTuple):
     thinned: int
 
 
-def priced_front(
-    scenario: Scenario, label: str, metric: str, progress: Callable[[int, int], None] | None = None
-) -> Front:
+def priced_front(scenario: Scenario, label: str, metric: str, progress: Report | None = None) -> Front:
     """All means of one policy, each planned once for all sequences.
 
     metric : ``tpot_mean_s`` or a percentile of the time per output token. progress : as in `control.tune`.
@@ -168,9 +167,7 @@ def _means(menu: list[int], experts: int, *, whole: bool) -> tuple[list[float], 
     return [low + step / experts for step in chosen.tolist()], steps + 1
 
 
-def _runs(
-    scenario: Scenario, label: str, means: list[float], progress: Callable[[int, int], None] | None
-) -> Iterator[tuple[float, Run]]:
+def _runs(scenario: Scenario, label: str, means: list[float], progress: Report | None) -> Iterator[tuple[float, Run]]:
     """Every mean that has a plan: widths with gaps between them do not reach all of them exactly."""
     for done, mean in enumerate(means):
         if progress is not None:

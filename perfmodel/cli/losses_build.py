@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
 
 def _build(options: argparse.Namespace) -> int:
     from perfmodel.losses.build import build_losses
-    from perfmodel.sweeps.progress import bar, watched
+    from perfmodel.progress import bar, watched
 
     given = {
         "held_out": options.held_out,

@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
 
 def _capture(options: argparse.Namespace) -> int:
     from perfmodel.losses.record.capture import capture, check_output
-    from perfmodel.sweeps.progress import bar, watched
+    from perfmodel.progress import bar, watched
 
     out = check_output(options.out)
     with contextlib.ExitStack() as stack:

@@ -105,7 +105,7 @@ def _check_text(options: argparse.Namespace) -> None:
 def _predict(options: argparse.Namespace, found: Any, table: Any, trace: Any) -> Any:
     """Held-out loss of the assignments, with a bar where somebody watches."""
     from perfmodel.losses.heldout import predict
-    from perfmodel.sweeps.progress import bar, watched
+    from perfmodel.progress import bar, watched
 
     with contextlib.ExitStack() as stack:
         report = stack.enter_context(bar("text", "assignments")) if watched() else None

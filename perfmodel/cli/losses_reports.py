@@ -76,8 +76,11 @@ def summary_text(summary: LossSummary) -> str:
 
 def _origin(summary: LossSummary) -> list[str]:
     """How the table was made, and on how many rows."""
-    info = summary.table.info
-    lines = [f"made by: {', '.join(f'{key} {_plain(value)}' for key, value in info.items())}"] if info else []
+    # Hashes and other nested values are for programs; they are in the JSON document.
+    info = {
+        key: value for key, value in summary.table.info.items() if value is not None and not isinstance(value, dict)
+    }
+    lines = [f"made by: {', '.join(f'{_plain(key)} {_plain(value)}' for key, value in info.items())}"] if info else []
     if (rows := summary.table.n_tokens) is not None:
         found = row_range(rows)
         lines.append(f"rows an expert was measured on: {found['min']} to {found['max']}, median {found['median']:g}")
@@ -222,6 +225,8 @@ def _times(factor: float | None) -> str:
 
 def _plain(value: Any) -> str:
     """A value of the metadata, short and in one line."""
+    if isinstance(value, list) and all(isinstance(one, int | float) for one in value):
+        value = "/".join(f"{one:.4g}" for one in value)
     text = " ".join(str(value).split())
     text = text if text.isprintable() else ascii(text)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -43,8 +43,8 @@ def add(commands: Any) -> None:
 
 
 def _tune(options: argparse.Namespace) -> int:
+    from perfmodel import progress
     from perfmodel.answers import tune
-    from perfmodel.sweeps import progress
 
     _check_outputs(options)
     scenario = scenario_of(options, _DEFAULT)

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,11 @@ from perfmodel.losses.grids import scale_bits_per_weight
 from perfmodel.losses.journal import MARK, Partial, check_output, program_hash, write_npz
 from perfmodel.losses.options import BuildOptions, Method, checked
 from perfmodel.model import MoEModel
+from perfmodel.progress import Report, check_report
 from perfmodel.routing.npz import shown
 
 #: Largest matrix of an expert that threads do not pay for [weights].
 _SMALL = 2**20
-#: Called with the experts that are done and the experts of the whole model.
-Report = Callable[[int, int], None]
 
 
 def build_losses(
@@ -90,8 +89,12 @@ def build_losses(
     .. [2] Ledoit and Wolf, "A well-conditioned estimator for large-dimensional covariance matrices", Journal of
        Multivariate Analysis 88 (2004), 365-411.
     """
+    for name, flag in (("resume", resume), ("overwrite", overwrite)):
+        if not isinstance(flag, bool | np.bool_):
+            raise PerfModelError(f"{name}: found {shown(flag)}, allowed True or False")
     if resume and overwrite:
         raise PerfModelError("resume and overwrite exclude each other; give one of them")
+    check_report("report", report)
     if output is None and (resume or overwrite):
         raise PerfModelError(f"{'resume' if resume else 'overwrite'}: of no use without an output")
     inputs = tuple(Path(one) for one in (calibration, held_out) if isinstance(one, str | os.PathLike))

@@ -5,7 +5,7 @@ all text: the mean over the sequences of the trace.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from perfmodel.losses.calibration import Calibration
 from perfmodel.losses.comparison import Comparison
 from perfmodel.losses.options import Method
 from perfmodel.losses.rules import RULES, UNIFORM, Floats, NearData, allowed, choose, near_data, spent_bits
+from perfmodel.progress import Report, check_report
 from perfmodel.routing import RoutingTrace
 
 #: The rules whose assignments are tried on text, under these objectives.
@@ -31,8 +32,6 @@ STORED = "stored precision"
 _PARTS = 8
 #: Standard errors that the best of several tries must be better by.
 _SURE = 3.0
-#: Called with the assignments that are done, and all of them.
-Report = Callable[[int, int], None]
 
 
 class Difference(NamedTuple):
@@ -128,6 +127,7 @@ def predict(
     from perfmodel.losses.record.language_model import QuantisedModel, quantiser
     from perfmodel.losses.record.text import SEQUENCE
 
+    check_report("report", report)
     chosen: Method = method or ("rtn" if calibration is None else "gptq")
     rows = None if calibration is None else Calibration.load(calibration)
     model = QuantisedModel(Path(checkpoint), quantiser(chosen, rows))

@@ -1,6 +1,5 @@
 """The options of a build, checked."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -8,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from perfmodel.bitwidth.checks import WIDEST
 from perfmodel.errors import PerfModelError
 from perfmodel.losses.expert import Rounding
 from perfmodel.losses.gptq import Damping, Order
@@ -20,7 +20,6 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 DEFAULT_FOLDS = 4
 #: Options that say nothing where weights are rounded to nearest.
 _OF_GPTQ = ("damping", "order", "folds")
-_WIDEST = 16
 
 
 @dataclass(frozen=True)
@@ -105,13 +104,13 @@ def _whole(name: str, value: Any, least: int, most: int, unit: str) -> int:
 
 
 def _checked_bits(bits: Any) -> tuple[int, ...]:
-    allowed = f"whole numbers from 1 to {_WIDEST}, rising, such as 1,2,3,4"
+    allowed = f"whole numbers from 1 to {WIDEST}, rising, such as 1,2,3,4"
     try:
         found = tuple(bits) if not isinstance(bits, str | bytes) else ()
     except TypeError:
         found = ()
     whole = all(isinstance(width, int | np.integer) and not isinstance(width, bool) for width in found)
-    if not found or not whole or found[0] < 1 or found[-1] > _WIDEST or list(found) != sorted(set(found)):
+    if not found or not whole or found[0] < 1 or found[-1] > WIDEST or list(found) != sorted(set(found)):
         raise PerfModelError(f"bits: found {shown(bits)}; allowed: {allowed}")
     return tuple(int(width) for width in found)
 
@@ -120,7 +119,7 @@ def _checked_damping(damping: Any) -> Damping:
     if isinstance(damping, str) and damping == "auto":
         return "auto"
     is_number = isinstance(damping, Real) and not isinstance(damping, bool)
-    if not is_number or not math.isfinite(damping) or not 0 < damping <= 1e6:
+    if not is_number or not 0 < damping <= 1e6:
         raise PerfModelError(
             f"damping: found {shown(damping)}; allowed: auto, or a number above 0 and at most 1e6, the share of the"
             " mean square of an input"

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from perfmodel import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.base import shown
 from perfmodel.hardware.files import path_text
 from perfmodel.scenario.numbers import plain, real, whole
-from perfmodel.sweeps import cluster, progress
+from perfmodel.sweeps import cluster
 from perfmodel.sweeps.check import check_disk, check_inputs, check_memory
 from perfmodel.sweeps.dataset import finish, open_dataset, save, template
 from perfmodel.sweeps.design import Block
@@ -223,7 +224,7 @@ def _reporting(show: Any, done: int, total: int) -> Iterator[Callable[[int], Non
 
 
 def _check_progress(given: object) -> None:
-    if not (given is None or isinstance(given, bool) or (callable(given) and not isinstance(given, type))):
+    if not (given is None or isinstance(given, bool) or progress.is_report(given)):
         raise PerfModelError(f"progress: found {shown(given)}, allowed None, True, False or a function")
 
 

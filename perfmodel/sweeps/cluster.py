@@ -20,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from perfmodel.errors import PerfModelError
+from perfmodel.progress import tell
 from perfmodel.sweeps.design import Block
 from perfmodel.sweeps.executor import Results, Schedule
 from perfmodel.sweeps.identity import VERSIONS, program_hash
-from perfmodel.sweeps.progress import tell
 from perfmodel.sweeps.request import Priced, Request
 
 #: Where a cluster of this machine's own is asked for.

@@ -1,7 +1,7 @@
 """Calibration rows: what the experts of a model are given when it reads text."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,8 @@ from perfmodel.losses.calibration import Calibration
 from perfmodel.losses.record.blocks import MoEBlock, Outline, load_model, moe_blocks, outline
 from perfmodel.losses.record.libraries import import_torch, import_transformers
 from perfmodel.losses.record.text import SEQUENCE, TOKENS, at_least, batches, check_sequence, cut, read_texts
+from perfmodel.progress import Report, check_report
 from perfmodel.routing.npz import MAX_BYTES, npz_keys, one_line
-
-#: Called with the tokens that were run and the tokens of all windows.
-Report = Callable[[int, int], None]
 
 
 def capture(
@@ -46,6 +44,7 @@ def capture(
     same rows. Raises :class:`PerfModelError` for bad inputs and values, and :class:`ModelConfigError` for a
     checkpoint that cannot be loaded or whose experts are not understood.
     """
+    check_report("report", report)
     at_least(seed, 0, "seed")
     shape = outline(checkpoint)
     check_sequence(sequence, shape.positions)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from perfmodel.bitwidth.checks import WIDEST
 from perfmodel.errors import PerfModelError, PolicyError
 from perfmodel.losses.calibration import Calibration
 from perfmodel.losses.checkpoint import Checkpoint, Expert
@@ -20,8 +21,6 @@ from perfmodel.routing.npz import shown
 #: ``quantise(layer, expert, weights, bits)`` gives the weights as they are after quantisation. ``layer`` counts the
 #: layers with experts from 0, as the axes of loss tables and calibration files do.
 Quantise = Callable[[int, int, Expert, int], Expert]
-#: Widest format that an assignment may hold [bit].
-_WIDEST = 16
 
 
 def quantiser(
@@ -141,9 +140,9 @@ class QuantisedModel:
             raise PolicyError(
                 f"assignment: found {bits.dtype} {list(bits.shape)}, allowed: whole numbers {list(shape)}"
             )
-        wrong = bits[(bits < 0) | (bits > _WIDEST)]
+        wrong = bits[(bits < 0) | (bits > WIDEST)]
         if wrong.size:
-            raise PolicyError(f"assignment: found {wrong[0]} bits, allowed: 0 (not quantised) to {_WIDEST}")
+            raise PolicyError(f"assignment: found {wrong[0]} bits, allowed: 0 (not quantised) to {WIDEST}")
         return bits.astype(np.int64)
 
     def _apply(self, bits: NDArray[np.int64]) -> None:

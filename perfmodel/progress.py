@@ -1,11 +1,27 @@
-"""How far a sweep is: a bar on a terminal, and nothing where nobody watches."""
+"""How far a long task is: a bar on a terminal, and nothing where nobody watches."""
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-#: Called with the points that are done and the points of the whole sweep.
+from perfmodel.errors import PerfModelError
+
+#: Called with what is done and all that is to be done, in points, experts or whatever is counted.
 Report = Callable[[int, int], None]
+
+
+def is_report(given: object) -> bool:
+    """Whether this is a function; a type can be called too, and is none."""
+    return callable(given) and not isinstance(given, type)
+
+
+def check_report(name: str, given: object) -> None:
+    """Refuse what is neither None nor a function to report to.
+
+    Raises PerfModelError.
+    """
+    if given is not None and not is_report(given):
+        raise PerfModelError(f"{name}: found a value of type {type(given).__name__}, allowed None or a function")
 
 
 def watched() -> bool:

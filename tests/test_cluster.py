@@ -81,7 +81,9 @@ def test_killed_workers(
     found = run_sweep(request_, dask=workers.scheduler_address, out=out, memory_gb=SMALLEST, progress=kill)
     assert len(killed) == 3
     assert found.identical(expected)
-    assert capfd.readouterr() == ("", "")
+    out_text, err_text = capfd.readouterr()
+    # A machine that is busy with other things makes Dask remark on that.
+    assert (out_text, [line for line in err_text.splitlines() if "unresponsive" not in line]) == ("", [])
 
 
 def test_interrupted_and_resumed_elsewhere(

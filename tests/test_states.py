@@ -23,6 +23,7 @@ from strategies import (
 )
 
 from perfmodel import oracle
+from perfmodel.evaluation import QUALITY
 from perfmodel.point import hardware_point
 from perfmodel.policies import Executor, Plan, WorkClass
 from perfmodel.run import PARTS, Run, plan_run
@@ -90,11 +91,11 @@ def test_a_real_model_equals_the_plain_loop(policy: str) -> None:
 
 
 def test_the_comparison_notices_every_metric() -> None:
-    run = plan_run(mixtral(), NDP_SYSTEM, recording(), "monde", prompt=4, output=3)
+    run = plan_run(mixtral(), NDP_SYSTEM, recording(), "context-aware:mean_bits=2", prompt=4, output=3)
     evaluation, checked = run.price(), oracle.per_pick(run)
     names = {field.name for field in dataclasses.fields(evaluation)}
     timed = {name for name in names if name.endswith("_s")} - {"bandwidth_floor_s"}
-    assert timed | {"bytes_per_token", "decode_tok_per_s"} == set(checked)
+    assert timed | {"bytes_per_token", "decode_tok_per_s", *QUALITY} == set(checked)
     for name in checked:
         value = getattr(evaluation, name)
         for wrong in (1 + 1e-9, math.nan, math.inf):

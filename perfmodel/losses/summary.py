@@ -18,6 +18,8 @@ Floats = NDArray[np.float64]
 
 #: An expert measured on fewer rows than this is named: its mean squared error may be off by a quarter and more.
 FEW_ROWS = 32
+#: Differences of losses below this share of the largest are rounding.
+_ROUNDING = 1e-12
 
 
 class Width(NamedTuple):
@@ -250,11 +252,12 @@ def _width(bits: tuple[int, ...], table: Floats, rtn: Floats | None, variance: A
 
 
 def _diminishing(losses: Floats, bits: tuple[int, ...]) -> int | None:
-    """Experts whose gain a bit never grows from one width to the next."""
+    """Experts whose gain a bit never grows from one width to the next, beyond rounding."""
     if len(bits) < 3:
         return None
     gains = -np.diff(losses, axis=2) / np.diff(bits)
-    return int((np.diff(gains, axis=2) <= 0).all(axis=2).sum())
+    rounding = _ROUNDING * losses.max(axis=2, keepdims=True)
+    return int((np.diff(gains, axis=2) <= rounding).all(axis=2).sum())
 
 
 def _ratios(above: Floats, below: Floats, *, zero: bool = False) -> Floats:

@@ -51,7 +51,7 @@ _METRICS = (
     Metric("hit_rate", "1", "plan", "higher", "share of decode picks that find their expert placed on the GPU"),
     Metric("quant_loss", "1", "plan", "lower", "mean quantisation loss of a decode pick: output error of its expert"),
     Metric("quant_loss_vs_uniform", "1", "plan", "lower", "quantisation loss over that of uniform bits at its mean"),
-    Metric("quant_noise", "1", "plan", "lower", "quantisation loss as a share of the variance of the experts' output"),
+    Metric("quant_noise", "1", "plan", "lower", "noise: quantisation loss over the experts' output variance"),
     Metric("gpu_memory_bytes", "byte", "plan", "lower", "GPU memory in use"),
     Metric("offload_memory_bytes", "byte", "plan", "lower", "memory in use on the near-data device or the host"),
 )

@@ -268,7 +268,7 @@ def _quality(run: Run) -> dict[str, float | None]:
     widths = [w.bits for _, _, w in picks if w.executor != Executor.SKIP and w.bits < model.expert_bits]
     if not widths and all(work.executor != Executor.SKIP for _, _, work in picks):
         return {"quant_loss": 0.0, "quant_loss_vs_uniform": None, "quant_noise": 0.0}
-    table = losses_for(run.losses, plan.picks.shape[1], model.num_experts)
+    table = losses_for(run.losses, model)
     mean_bits = plan.mean_bits or math.fsum(widths) / max(1, len(widths))
     lost, uniform, variance = [], [], []
     for layer, expert, work in picks:

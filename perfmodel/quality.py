@@ -72,7 +72,7 @@ def plan_quality(model: MoEModel, replay: Replay, plan: Plan, losses: LossTable 
     by_class = counts.sum(axis=(0, 1))
     if not any(_is_lossy(work, model.expert_bits) and by_class[c] for c, work in enumerate(plan.classes)):
         return _LOSSLESS
-    table = losses_for(losses, *counts.shape[:2])
+    table = losses_for(losses, model)
     mean_bits = _mean_bits(plan, by_class, model.expert_bits)
     values = _values(plan.classes, table, model.expert_bits, mean_bits)
     sums = weigh(counts, values)
@@ -91,7 +91,7 @@ def sequence_quality(model: MoEModel, replay: Replay, plan: Plan, losses: LossTa
         zero = np.zeros(len(plan.offsets) - 1)
         steps = np.add.reduceat(replay.assigned.sum(axis=(1, 2)), plan.offsets[:-1])
         return SequenceQuality(zero, np.full_like(zero, np.nan), zero.copy(), steps.astype(np.int64))
-    table = losses_for(losses, plan.picks.shape[1], model.num_experts)
+    table = losses_for(losses, model)
     values = _values(plan.classes, table, model.expert_bits, whole.mean_bits)
     sums, by_class = weigh_sequences(plan.picks, replay.decode_ids, plan.offsets, values)
     return SequenceQuality(*_figures(sums.T, by_class.T, plan.classes, model.expert_bits), by_class.sum(axis=1))
@@ -121,18 +121,6 @@ def _mean_bits(plan: Plan, by_class: NDArray[np.int64], full: float) -> float:
     return float((by_class[quantised] * [plan.classes[c].bits for c in quantised]).sum() / count)
 
 
-def _at_width(table: LossTable, bits: float) -> NDArray[np.float64]:
-    """Losses at a width [L, E], linear between neighbouring widths of the table; NaN beyond them."""
-    above = next((i for i, width in enumerate(table.bits) if width >= bits), None)
-    if above is not None and table.bits[above] == bits:
-        return table.losses[..., above]
-    if above is None or above == 0:
-        return np.full(table.losses.shape[:2], np.nan)
-    low, high = table.bits[above - 1], table.bits[above]
-    share = (bits - low) / (high - low)
-    return (1 - share) * table.losses[..., above - 1] + share * table.losses[..., above]
-
-
 def _values(classes: Sequence[WorkClass], table: LossTable, full: float, mean_bits: float) -> NDArray[np.float64]:
     """What one pick counts by layer, expert and class [3, L, E, C]: its loss, that at uniform bits, the variance."""
     shape = table.losses.shape[:2]
@@ -144,8 +132,8 @@ def _values(classes: Sequence[WorkClass], table: LossTable, full: float, mean_bi
             values[_LOSS, ..., c] = values[_UNIFORM, ..., c] = variance
         elif work.bits < full:
             known = work.bits in table.bits  # between two widths there is no replica that could have been measured
-            values[_LOSS, ..., c] = _at_width(table, work.bits) if known else np.nan
-            values[_UNIFORM, ..., c] = _at_width(table, mean_bits)
+            values[_LOSS, ..., c] = table.at(work.bits) if known else np.nan
+            values[_UNIFORM, ..., c] = table.at(mean_bits)
     return values
 
 
@@ -173,7 +161,7 @@ def _notes(
     widths = {work.bits for work in used if work.executor != Executor.SKIP and work.bits < full}
     missing = sorted(widths - set(table.bits))
     lacks = f"quality: loss table {table.name} has no"
-    what = f"mean output error of the experts that decode picks, by loss table {table.name} ({table.source})"
+    what = f"mean output error of the experts that decode picks, by loss table {table.name} ({table.origin})"
     notes = [f"quality: {what}; no accuracy follows from it"]
     if missing:
         notes.append(f"{lacks} losses at {', '.join(f'{width:g}' for width in missing)} bits, so the loss is unknown")

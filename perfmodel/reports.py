@@ -171,7 +171,7 @@ def _quality_context(context: QualityContext) -> str:
     for row in context.rows:
         computed = [number(row.quant_loss), number(row.quant_loss_vs_uniform), percent(row.quant_noise)]
         rows.append([row.name, *computed, "|", f"{row.published_accuracy_percent:.2f} %{mark}"])
-    header = ("context-aware", "loss a pick", "over uniform", "over variance", "|", "published accuracy")
+    header = ("context-aware", "loss a pick [MSE]", "over uniform", "noise", "|", "published accuracy")
     title = "Quality (context): expected quantisation loss of the decode picks"
     return "\n".join([title, table(header, rows), context.sentence])
 
@@ -202,9 +202,9 @@ _METRICS: tuple[tuple[str, str, str, float], ...] = (
 
 #: The same of the quality.
 _QUALITY: tuple[tuple[str, str, str, float], ...] = (
-    ("quantisation loss, mean of decode picks", "1", "quant_loss", 1.0),
+    ("quantisation loss, mean of decode picks", "MSE", "quant_loss", 1.0),
     ("  over that of uniform bits", "x", "quant_loss_vs_uniform", 1.0),
-    ("  over the unquantised output's variance", "%", "quant_noise", 100.0),
+    ("  noise: loss over the output's variance", "%", "quant_noise", 100.0),
 )
 
 
@@ -251,7 +251,12 @@ def comparison_data(
         "trace": trace.metadata.get("model"),
         "trace_source": trace.metadata.get("source"),
         "trace_hash": trace.content_hash(),
-        "losses": {"name": losses.name, "source": losses.source, "hash": losses.content_hash()},
+        "losses": {
+            "name": losses.name,
+            "source": losses.source,
+            "model": losses.measured_model,
+            "hash": losses.content_hash(),
+        },
         "baseline": evaluations[0].policy,
         "speedups": speedups(evaluations),
         "evaluations": [one.to_dict() for one in evaluations],

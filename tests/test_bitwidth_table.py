@@ -1,6 +1,7 @@
 """Loss tables: checks, files, and what they come to for a model."""
 
 import io
+import json
 import os
 import pickle
 import zipfile
@@ -9,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
+from strategies import mixtral, plain_model
 
-from perfmodel.bitwidth import BITS, BUNDLED_LOSSES, LossTable, losses_for
+from perfmodel.bitwidth import BITS, BUNDLED_LOSSES, LossTable, at_width, losses_for
 from perfmodel.errors import PerfModelError, PolicyError, TraceError
+from perfmodel.routing import RoutingTrace
 from perfmodel.run import evaluate
 
 BUNDLED = "tiny-mixtral-32l-losses"
@@ -31,7 +34,7 @@ def test_layers_are_cycled_or_cut_with_a_note() -> None:
     assert table.for_model(32, 8) is table
     longer = table.for_model(56, 8)
     assert_array_equal(longer.losses, table.losses[np.arange(56) % 32])
-    assert longer.source == "measured"
+    assert longer.source == "measured" == table.source
     assert "32 layers is cycled to 56" in longer.notes[0]
     shorter = longer.for_model(4, 8)
     assert_array_equal(shorter.losses, table.losses[:4])
@@ -265,15 +268,67 @@ def test_only_some_widths() -> None:
 
 
 def test_losses_for_a_model() -> None:
-    bundled = losses_for(None, 32, 8)
+    model = mixtral()
+    bundled = losses_for(None, model)
     assert bundled.source == "measured"
-    assert bundled.notes[0] == f"losses: {BUNDLED_LOSSES} (measured)"
-    assert losses_for(None, 32, 8) is bundled
-    assert losses_for(None, 4, 6).source == "assumed"
+    assert bundled.notes[0].startswith(f"losses: {BUNDLED_LOSSES}, measured on tiny-mixtral-32l (")
+    assert losses_for(None, model) is bundled
+    assert losses_for(None, plain_model(num_experts=6)).source == "assumed"
     mine = full_table()
-    assert_array_equal(losses_for(mine, 2, 3).losses, mine.losses)
-    with pytest.raises(TraceError, match="3 experts per layer, the model 8"):
-        losses_for(mine, 2, 8)
+    assert_array_equal(losses_for(mine, plain_model(num_layers=2, num_experts=3)).losses, mine.losses)
+    with pytest.raises(TraceError, match=r"3 experts per layer, the model 4; .* leave --loss out \(losses=None\)"):
+        losses_for(mine, plain_model(num_layers=2))
+
+
+OWN = {"model": "plain", "num_layers": 3, "hidden_size": 16, "expert_size": 24}
+
+
+@pytest.mark.parametrize(
+    ("info", "words"),
+    [
+        (OWN, "mine (measured)"),
+        ({**OWN, "model": "other"}, "mine (measured on other, of the same shape)"),
+        (
+            {**OWN, "hidden_size": 64},
+            "mine, measured on plain (hidden size 64), not on plain: ratios between widths may carry over at best",
+        ),
+        ({**OWN, "expert_size": 8}, "mine, measured on plain (expert size 8), not on plain: "),
+        ({**OWN, "num_layers": 32}, "mine, measured on plain (layers 32), not on plain: "),
+        ({"hidden_size": 64}, "mine, measured on a model (hidden size 64), not on plain: "),
+        ({"model": "other"}, "mine, measured on other, not on plain: "),
+        ({"model": "plain"}, "mine (measured)"),
+        ({"method": "rtn"}, "mine (measured; its model is not stated)"),
+        ({"model": 3}, "mine (measured; its model is not stated)"),
+        ({"model": "two\nlines"}, "mine, measured on two lines, not on plain: "),
+        ({**OWN, "hidden_size": [1] * 10**6}, "mine (measured)"),
+    ],
+)
+def test_the_note_says_of_which_model_losses_are(info, words: str) -> None:
+    table = LossTable(np.ones((3, 4, 4)), "mine", "measured", info=info)
+    note = losses_for(table, plain_model()).notes[0]
+    assert note.startswith(f"losses: {words}")
+    assert "\n" not in note
+    assert len(note) < 300
+
+
+def test_a_table_that_says_nothing_of_its_origin_is_not_measured(tmp_path: Path) -> None:
+    path = tmp_path / "bare.npz"
+    np.savez(path, losses=np.ones((3, 4, 4)))
+    bare = LossTable.load(path)
+    assert (bare.source, bare.origin) == ("unstated", "origin not stated")
+    assert losses_for(bare, plain_model()).notes == ("losses: bare (origin not stated)",)
+    assert "cycled to 3" in losses_for(LossTable(np.ones((2, 4, 4)), "few"), plain_model()).notes[1]
+    np.savez(path, losses=np.ones((3, 4, 4)), metadata=np.array('{"method": "rtn"}'))
+    assert LossTable.load(path).source == "measured"
+
+
+def test_losses_at_a_width_between_others() -> None:
+    table = LossTable(np.array([[[8.0, 4.0, 2.0], [1.0, 0.5, 0.0]]]), "mine", bits=(2, 4, 8))
+    for width, expected in ((2, [8, 1]), (3, [6, 0.75]), (4, [4, 0.5]), (5, [3.5, 0.375]), (8.0, [2, 0])):
+        assert_array_equal(table.at(width), [expected])
+        assert_array_equal(at_width(table.losses[0, 0], table.bits, width), expected[0])
+    for width in (1.9, 8.1, 16):
+        assert np.isnan(table.at(width)).all()
 
 
 @pytest.mark.parametrize(
@@ -285,6 +340,10 @@ def test_losses_for_a_model() -> None:
         ({"output_variance": np.ones((3, 2))}, r"mine: output_variance has shape \[3, 2\]; it must be \[2, 3\]"),
         ({"output_variance": np.full((2, 3), np.nan)}, r"output_variance\[0, 0\] is nan"),
         ({"n_tokens": -np.ones((2, 3))}, r"n_tokens\[0, 0\] is -1.0"),
+        ({"n_tokens": np.full((2, 3), 1.5)}, "mine: n_tokens holds 1.5; they must be whole numbers"),
+        ({"name": None}, "loss table: name is None; it must be a text"),
+        ({"name": ""}, "loss table: name is ''; it must be a text"),
+        ({"info": 3}, "mine: info is 3; it must be a table"),
     ],
 )
 def test_what_a_table_holds_is_checked(changes, message) -> None:
@@ -301,3 +360,48 @@ def test_metadata_is_one_json_object(tmp_path: Path, text: str) -> None:
     with pytest.raises(TraceError, match="metadata") as caught:
         LossTable.load(path)
     assert "\n" not in str(caught.value)
+
+
+def test_metadata_keeps_no_number_that_json_cannot_hold(tmp_path: Path) -> None:
+    path = tmp_path / "odd.npz"
+    text = '{"a": NaN, "b": [-Infinity, 1e999, 2.5], "c": {"d": -1e999}}'
+    np.savez(path, losses=np.ones((1, 2, 4)), metadata=np.array(text))
+    info = LossTable.load(path).info
+    assert info == {"a": None, "b": [None, None, 2.5], "c": {"d": None}}
+    json.dumps(dict(info), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        (
+            {"losses": np.ones((2, 3, 3))},
+            r"shape \[2, 3, 3\]; it must be \[layers, experts, 4\], or the file must hold bits, one width a column$",
+        ),
+        ({"losses": np.ones((2, 0, 4))}, r"must be \[layers, experts, 4\], not empty$"),
+        ({"losses": np.ones((2, 3))}, r"must be \[layers, experts, 4\]$"),
+        ({"losses": np.ones((2, 3, 3)), "bits": np.array([1, 2])}, r"must be \[layers, experts, 2\]$"),
+        ({"hidden": np.ones(3), "expert_ids": np.ones(3)}, "it holds calibration rows .*losses build"),
+        ({"topk_ids": np.ones(3)}, "it holds a routing trace .*--trace"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(tmp_path: Path, arrays, words: str) -> None:
+    path = tmp_path / "other.npz"
+    np.savez(path, **arrays)
+    with pytest.raises(TraceError, match=words):
+        LossTable.load(path)
+
+
+def test_a_directory_is_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tables").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for given in ("tables", "tables/", Path("tables")):
+        with pytest.raises(TraceError, match="is a directory"):
+            LossTable.load(given)
+
+
+def test_a_loss_table_is_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "losses.npz"
+    np.savez(path, losses=np.ones((2, 3, 4)))
+    with pytest.raises(TraceError, match=r"is a loss table \(--loss takes it\).*topk_ids \(canonical\) or .*row-phase"):
+        RoutingTrace.load(path)

@@ -113,27 +113,35 @@ def test_only_the_bytes_of_one_expert_are_read(layout: str, tmp_path: Path, monk
     assert sum(read) == 3 * HIDDEN * INNER * 2
 
 
-def test_identity_tells_weights_apart(tmp_path: Path) -> None:
-    made = make(tmp_path, "mixtral", shards=2)
-    found = Checkpoint(tmp_path).identity()
-    assert Checkpoint(tmp_path).identity() == found
-    file = tmp_path / "model-00001-of-00002.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    assert Checkpoint(tmp_path).identity() != found
-    write(tmp_path, made.tensors, 2)
-    assert Checkpoint(tmp_path).identity() == found
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_hashes_tell_weights_apart(layout: str, tmp_path: Path) -> None:
+    def hashes() -> list[bytes]:
+        weights = Checkpoint(tmp_path)
+        found = [weights.expert_hash(layer, expert) for layer in range(LAYERS) for expert in range(EXPERTS)]
+        assert found[1] == weights.hashed_expert(0, 1)[1]
+        return found
+
+    made = make(tmp_path, layout)
+    found = hashes()
+    assert len(set(found)) == LAYERS * EXPERTS
     edit_config(tmp_path, rms_norm_eps=1e-3)
-    assert Checkpoint(tmp_path).identity() != found
+    write(tmp_path, dict(reversed(made.tensors.items())))
+    assert hashes() == found  # neither the place nor the rest of the config counts
+    name = [one for one in made.tensors if one.startswith("model.layers.0")][-1]  # a down matrix of the last expert
+    data = bytearray(made.tensors[name].data)
+    data[-1] ^= 1
+    write(tmp_path, {**made.tensors, name: made.tensors[name]._replace(data=bytes(data))})
+    assert [i for i, (one, two) in enumerate(zip(found, hashes(), strict=True)) if one != two] == [EXPERTS - 1]
 
 
-def test_large_files_are_sampled_at_both_ends(tmp_path: Path) -> None:
-    (tmp_path / "x.safetensors").write_bytes(safetensors_bytes({"a": stored(np.arange(4000.0), "F64")}))
-    shard = shards.Shard(tmp_path / "x.safetensors")
-    content = (tmp_path / "x.safetensors").read_bytes()
-    assert shard.sample() == content
-    assert shard.sample(pieces=3, size=16) == content[:16] + content[(shard.size - 16) // 2 :][:16] + content[-16:]
+def test_a_file_that_cannot_be_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any, **named: Any) -> None:
+        raise MemoryError("Cannot allocate memory (os error 12)")
+
+    make(tmp_path, "mixtral")
+    monkeypatch.setattr("safetensors.safe_open", refuse)
+    with pytest.raises(PerfModelError, match=r"model.safetensors: cannot be mapped .* 0\.0 GiB \(see ulimit -v\)"):
+        Checkpoint(tmp_path)
 
 
 # --- FP8 in blocks ---

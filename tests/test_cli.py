@@ -432,7 +432,7 @@ def test_a_loss_table_of_ones_own_is_used(tmp_path: Path) -> None:
     np.savez(path, losses=losses)
     command = ("compare", "--model", "mixtral-8x7b", "--policy", "context-aware:mean_bits=2", *SMALL, "--json")
     bundled, own = run(*command).document, run(*command, "--loss", path).document
-    assert any("losses: own (measured)" in note for note in own["evaluations"][0]["notes"])
+    assert any("losses: own (origin not stated)" in note for note in own["evaluations"][0]["notes"])
     assert own["evaluations"][0]["bytes_per_token"] != bundled["evaluations"][0]["bytes_per_token"]
     named = run(*command, "--loss", "tiny-mixtral-32l-losses").document
     assert named == bundled

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import EXPERTS, FUSED, HIDDEN, LAYERS, LAYOUTS, QWEN, make, rows
+from checkpoints import EXPERTS, FUSED, HIDDEN, INNER, LAYERS, LAYOUTS, QWEN, TOP_K, make, rows, write
 from numpy.testing import assert_allclose, assert_array_equal
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -119,8 +120,10 @@ def test_table_of_every_layout(layout: str, tmp_path: Path) -> None:
                 assert_allclose(stored["losses_rtn"][layer, expert, i], np.mean(error**2), rtol=1e-10, atol=0)
     info = dict(loaded.info)
     assert (info["method"], info["group_size"], info["damping"], info["folds"]) == ("gptq", 7, "auto", 4)
-    assert info["checkpoint"] == "model"
-    assert set(info["sha256"]) == {"checkpoint", "calibration"}
+    shape = {"num_layers": LAYERS, "num_experts": EXPERTS, "hidden_size": HIDDEN, "expert_size": INNER, "top_k": TOP_K}
+    assert {key: info[key] for key in ("model", *shape)} == {"model": "model", **shape}
+    assert info["model_type"] == ("qwen3_moe" if layout == QWEN else "mixtral")
+    assert set(info["sha256"]) == {"checkpoint", "calibration", "program"}
     assert not any(str(tmp_path) in str(value) for value in info.values())
 
 
@@ -227,6 +230,20 @@ def test_documented_figures(row: str, over: str, reference: tuple[dict[str, Any]
     assert_allclose(found["losses"].mean((0, 1)) / known[over].mean((0, 1)), documented, rtol=0.005, atol=0)
 
 
+def test_documented_correlations(reference: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "losses.md").read_text(encoding="utf-8")
+    span = r"([\d.]+) to\s+([\d.]+)"
+    (documented,) = re.findall(
+        rf"over experts is {span} for the losses, by width, and {span} for their logarithms", text
+    )
+    both = [[table["losses"][..., i].ravel() for table in reference] for i in range(4)]
+    plain = [np.corrcoef(one)[0, 1] for one in both]
+    logs = [np.corrcoef(np.log(one))[0, 1] for one in both]
+    assert_allclose(
+        [min(plain), max(plain), min(logs), max(logs)], [float(one) for one in documented], rtol=0, atol=2e-4
+    )
+
+
 def test_measured_damping_matters(shared: Path, reference: tuple[dict[str, Any], dict[str, Any]]) -> None:
     folder, (found, _) = shared / "tiny-mixtral", reference
     weights, calibration = Checkpoint(folder / "model"), Calibration.load(folder / "calibration.npz")
@@ -309,8 +326,6 @@ def test_interrupted_builds_keep_what_is_done_and_begin_anew_on_demand(model: Pa
     assert done[0] == 0
     assert out.read_bytes() == whole.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.npz", "whole.npz"]
-    build_losses(model, rows(), out)  # a finished table of ours is replaced
-    assert out.read_bytes() == whole.read_bytes()
     build_losses(model, rows(), tmp_path / "new.npz", resume=True)  # nothing to resume
     assert (tmp_path / "new.npz").read_bytes() == whole.read_bytes()
 
@@ -319,10 +334,10 @@ def test_interrupted_builds_keep_what_is_done_and_begin_anew_on_demand(model: Pa
     ("changes", "words"),
     [
         ({"calibration": rows(seed=9)}, "contents of calibration changed"),
-        ({"held_out": rows(seed=9)}, "held_out"),
-        ({"bits": (2, 3, 4)}, "bits"),
+        ({"held_out": rows(seed=9)}, "held-out here only"),
+        ({"bits": (2, 3, 4)}, "bits 1,2,3,4 there, 2,3,4 here"),
         ({"damping": 0.5}, "damping 'auto' there, 0.5 here"),
-        ({"group_size": 4}, "group_size None there, 4 here"),
+        ({"group_size": 4}, "group size None there, 4 here"),
         ({"method": "rtn"}, "method 'gptq' there, 'rtn' here"),
         ({"order": "activation"}, "order"),
         ({"folds": 3}, "folds 4 there, 3 here"),
@@ -349,25 +364,164 @@ def test_other_weights_and_programs_are_not_resumed(tmp_path: Path, monkeypatch:
         build_losses(made.folder, rows(), out, resume=True)
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "text", "array", "identity", "folder"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "text", "array", "identity", "nan", "negative", "rows"])
 def test_damaged_unfinished_builds(model: Path, damage: str, tmp_path: Path) -> None:
     out = tmp_path / "t.npz"
     half_done(model, out)
     file = partial_of(out)
     content = file.read_bytes()
     arrays = dict(np.load(file))
-    if damage in ("array", "identity"):
-        changed = {"array": {"losses": np.zeros(3)}, "identity": {"identity": np.array("[]")}}[damage]
-        np.savez(file, **{**arrays, **changed})
-    elif damage == "folder":
-        file.unlink()
-        file.mkdir()
+    changes = {
+        "array": {"losses": np.zeros(3)},
+        "identity": {"identity": np.array("[]")},
+        "nan": {"losses": arrays["losses"] * np.nan},
+        "negative": {"output_variance": arrays["output_variance"] - 1e9},
+        "rows": {"rows": arrays["rows"] * 0},
+    }
+    if damage in changes:
+        np.savez(file, **{**arrays, **changes[damage]})
     else:
         file.write_bytes({"empty": b"", "cut": content[: len(content) // 2], "text": b"x" * 100}[damage])
     for resume in (False, True):
         with pytest.raises(PerfModelError, match=r"damaged.*--overwrite") as raised:
             build_losses(model, rows(), out, resume=resume)
         assert "\n" not in str(raised.value)
+        if damage in ("nan", "negative", "rows"):
+            assert f"(array {next(iter(changes[damage]))})" in str(raised.value)
+    assert not out.exists()
+    assert file.exists()
+    build_losses(model, rows(), out, overwrite=True)
+    assert LossTable.load(out).num_experts == EXPERTS
+
+
+def test_a_folder_where_unfinished_work_would_lie(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t.npz"
+    partial_of(out).mkdir()
+    for overwrite in (False, True):
+        with pytest.raises(PerfModelError, match="is a folder; allowed: another output"):
+            build_losses(model, rows(), out, overwrite=overwrite)
+
+
+def test_what_is_done_outlives_a_table_that_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any, **named: Any) -> None:
+        raise PerfModelError("no table")
+
+    out = tmp_path / "t.npz"
+    monkeypatch.setattr("perfmodel.losses.build.LossTable", refuse)
+    with pytest.raises(PerfModelError, match="no table"):
+        build_losses(model, rows(), out)
+    assert not out.exists()
+    assert np.load(partial_of(out))["done"].all()
+
+
+def change_byte(made: Any, layer: int, expert: int) -> None:
+    """Another value in the middle of one expert's weights, and nothing else: neither sizes nor headers."""
+    name = f"model.layers.{layer}.block_sparse_moe.experts.{expert}.w3.weight"
+    data = bytearray(made.tensors[name].data)
+    data[len(data) // 2 + 3] ^= 1
+    write(made.folder, {**made.tensors, name: made.tensors[name]._replace(data=bytes(data))})
+
+
+def test_weights_that_changed_anywhere_in_what_is_done_are_not_resumed(tmp_path: Path) -> None:
+    made, out = make(tmp_path / "model"), tmp_path / "t.npz"
+    half_done(made.folder, out)
+    change_byte(made, 0, 2)
+    with pytest.raises(PerfModelError, match=r"checkpoint changed: row 0 of its layers, expert 2\); .*--overwrite"):
+        build_losses(made.folder, rows(), out, resume=True)
+    change_byte(made, 1, 3)  # not done yet, so nothing is mixed
+    build_losses(made.folder, rows(), out, resume=True)
+    build_losses(made.folder, rows(), tmp_path / "whole.npz")
+    assert out.read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    made = make(tmp_path / "model")
+    before = LossTable.load(out).info["sha256"]["checkpoint"]
+    assert build_losses(made.folder, rows()).info["sha256"]["checkpoint"] != before
+
+
+def test_a_failure_says_what_is_kept_and_how_to_go_on(tmp_path: Path) -> None:
+    made, out = make(tmp_path / "model"), tmp_path / "t.npz"
+    name = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
+    bad = made.tensors[name]._replace(data=np.full(HIDDEN * INNER, np.inf, "<f4").tobytes())
+    write(made.folder, {**made.tensors, name: bad})
+    with pytest.raises(
+        PerfModelError, match=r"holds inf .*; 7 of 8 experts are done and kept: .*--resume.*--overwrite"
+    ):
+        build_losses(made.folder, rows(), out)
+    write(made.folder, made.tensors)
+    done: list[int] = []
+    build_losses(made.folder, rows(), out, resume=True, report=lambda now, total: done.append(now))
+    assert done == [7, 8]
+    build_losses(made.folder, rows(), tmp_path / "whole.npz")
+    assert out.read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+# --- finished ---
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_finished_table_is_not_built_again(resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, out = make(tmp_path / "model"), tmp_path / "t.npz"
+    table = build_losses(made.folder, rows(), out)
+    before = out.read_bytes(), out.stat().st_mtime_ns
+    monkeypatch.setattr("perfmodel.losses.build.gptq_losses", None)
+    done: list[int] = []
+    again = build_losses(made.folder, rows(), out, resume=resume, report=lambda now, total: done.append(now))
+    assert done == [LAYERS * EXPERTS]
+    assert_array_equal(again.losses, table.losses)
+    assert dict(again.info) == dict(table.info)
+    change_byte(made, 1, 1)
+    with pytest.raises(
+        PerfModelError, match=r"finished table of something else \(the contents of checkpoint changed\)"
+    ):
+        build_losses(made.folder, rows(), out, resume=resume)
+    assert (out.read_bytes(), out.stat().st_mtime_ns) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"calibration": rows(seed=9)}, "contents of calibration changed"),
+        ({"held_out": rows(seed=9)}, "held-out here only"),
+        ({"bits": (2, 4)}, "bits 1,2,3,4 there, 2,4 here"),
+        ({"damping": 0.5}, "damping 'auto' there, 0.5 here"),
+        ({"method": "rtn"}, "method 'gptq' there, 'rtn' here"),
+    ],
+)
+def test_a_finished_table_of_something_else_is_replaced_on_demand_only(
+    model: Path, changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "t.npz"
+    build_losses(model, rows(), out)
+    before = out.read_bytes()
+    given = {"calibration": rows(), **changes}
+    for resume in (False, True):
+        with pytest.raises(PerfModelError, match=rf"finished table of something else .*{words}.*--overwrite"):
+            build_losses(model, output=out, resume=resume, **given)
+        assert out.read_bytes() == before
+    build_losses(model, output=out, overwrite=True, **given)
+    assert out.read_bytes() != before
+
+
+def test_a_replacement_that_was_stopped_is_resumed(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t.npz"
+    build_losses(model, rows(), out, method="rtn")
+    half_done(model, out, overwrite=True)
+    assert LossTable.load(out).info["method"] == "rtn"  # until the new one is finished
+    build_losses(model, rows(), out, resume=True)
+    assert LossTable.load(out).info["method"] == "gptq"
+
+
+def test_names_of_folders_do_not_count_where_the_config_has_a_name(tmp_path: Path) -> None:
+    tables = []
+    for name in ("one", "two"):
+        folder = make(tmp_path / name).folder
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps({**config, "_name_or_path": "someone/Toy-8x1/"}), "utf-8")
+        build_losses(folder, rows(), tmp_path / f"{name}.npz")
+        tables.append((tmp_path / f"{name}.npz").read_bytes())
+    assert tables[0] == tables[1]
+    assert LossTable.load(tmp_path / "one.npz").info["model"] == "Toy-8x1"
 
 
 def test_what_is_done_reaches_the_disk_from_time_to_time(
@@ -410,3 +564,25 @@ def test_metadata_is_plain_json(model: Path, tmp_path: Path) -> None:
     assert info["held_out"] == "calibration"
     assert "folds" not in info
     assert len(info["scale_bits_per_weight"]) == len(BITS)
+
+
+# --- the bundled table ---
+
+
+def test_the_bundled_table_says_what_it_is_of() -> None:
+    table = LossTable.load("tiny-mixtral-32l-losses")
+    expected = {
+        "source": "measured", "model": "tiny-mixtral-32l", "model_type": "mixtral", "num_layers": 32, "num_experts": 8,
+        "top_k": 2, "hidden_size": 64, "expert_size": 128, "method": "gptq", "damping": 0.01, "order": "natural",
+        "group_size": None,
+    }  # fmt: skip
+    assert expected.items() <= dict(table.info).items()
+
+
+def test_the_bundled_table_is_the_one_that_was_published(shared: Path) -> None:
+    names = ["losses", "losses_rtn", "n_tokens", "output_variance", "bits"]
+    published = read_npz(shared / "tiny-mixtral" / "loss_table.npz", names)
+    bundled = read_npz(Path(__file__).parent.parent / "traces" / "tiny-mixtral-32l-losses.npz", names)
+    for name in names:
+        assert bundled[name].dtype == published[name].dtype
+        assert bundled[name].tobytes() == published[name].tobytes()

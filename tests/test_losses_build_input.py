@@ -1,6 +1,10 @@
 """What a build refuses: options, rows, outputs; and the command around it."""
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +56,10 @@ def check_error(error: Exception, *words: str) -> None:
         ({"bits": (True,)}, ("bits", "whole")),
         ({"bits": "12"}, ("bits", "'12'")),
         ({"bits": 3}, ("bits", "3")),
-        ({"group_size": 0}, ("group_size", "0", "2 to 20")),
-        ({"group_size": 1}, ("group_size", "1", "2 to 20")),
-        ({"group_size": 21}, ("group_size", "21", "2 to 20")),
-        ({"group_size": 4.0}, ("group_size", "4.0")),
+        ({"group_size": 0}, ("group size", "0", "2 to 20")),
+        ({"group_size": 1}, ("group size", "1", "2 to 20")),
+        ({"group_size": 21}, ("group size", "21", "2 to 20")),
+        ({"group_size": 4.0}, ("group size", "4.0")),
         ({"damping": 0}, ("damping", "0", "above 0")),
         ({"damping": -0.1}, ("damping", "-0.1")),
         ({"damping": float("nan")}, ("damping", "nan")),
@@ -65,13 +69,13 @@ def check_error(error: Exception, *words: str) -> None:
         ({"order": "random"}, ("order", "'random'", "natural, activation")),
         ({"folds": 1}, ("folds", "1", "2 to")),
         ({"folds": 2.5}, ("folds", "2.5")),
-        ({"folds": 40}, ("48 rows", "80 or more")),
+        ({"folds": 40}, ("folds: found 40", "2 to 24", "48 rows of a layer")),
         ({"method": "rtn", "damping": 0.1, "order": "natural"}, ("damping, order", "rtn")),
         ({"method": "rtn", "folds": 4}, ("folds", "rtn")),
         ({"held_out": rows(seed=2), "folds": 4}, ("folds", "held out")),
-        ({"held_out": rows()}, ("held_out", "calibration itself")),
+        ({"held_out": rows()}, ("held-out rows", "calibration itself")),
         ({"held_out": rows(7, seed=3)}, ("7 rows", "8 or more")),
-        ({"held_out": 3}, ("held_out", "3", ".npz")),
+        ({"held_out": 3}, ("held-out rows", "3", ".npz")),
         ({"resume": True}, ("resume", "without an output")),
         ({"overwrite": True}, ("overwrite", "without an output")),
         ({"resume": True, "overwrite": True}, ("resume and overwrite",)),
@@ -204,6 +208,29 @@ def test_calibration_files_that_are_none(calibration: Path, tmp_path: Path) -> N
         check_error(raised.value, str(bad))
 
 
+def test_what_a_file_declares_is_checked_before_it_is_read(
+    model: Path, calibration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Arrays of zeros shrink a thousandfold, so that a small file may hold gigabytes.
+    arrays = dict(np.load(calibration))
+    cases: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        ({"hidden": np.zeros((LAYERS, 48, 3 * HIDDEN), np.float16)}, (f"hidden size {3 * HIDDEN}", str(HIDDEN))),
+        ({"hidden": np.zeros((9, 48, HIDDEN), np.float16)}, ("expert_ids", "[9, 48,")),
+        ({"hidden": np.zeros(10**5, np.float16)}, ("hidden has shape [100000]", "3 axes")),
+        ({"expert_weights": np.zeros((LAYERS, 48, 5), np.float32)}, ("expert_weights", "[2, 48, 2]")),
+        ({"layer_index": np.zeros(10**5, np.int64)}, ("layer_index", "[100000]", "2 layers")),
+        ({"metadata": np.array(["{}"] * 100)}, ("metadata has shape [100]", "JSON")),
+        ({"metadata": np.array("x" * 2**25)}, ("metadata is longer than 64 MiB",)),
+    ]
+    monkeypatch.setattr("perfmodel.losses.calibration.read_npz", None)
+    for changes, words in cases:
+        np.savez(tmp_path / "c.npz", **{**arrays, **changes})
+        for options in ({"calibration": tmp_path / "c.npz"}, {"calibration": rows(), "held_out": tmp_path / "c.npz"}):
+            with pytest.raises(TraceError) as raised:
+                build_losses(model, **options)
+            check_error(raised.value, "c.npz", *words)
+
+
 # --- outputs ---
 
 
@@ -224,9 +251,12 @@ def test_outputs_that_are_refused(model: Path, calibration: Path, tmp_path: Path
         (tmp_path / "folder.npz", ("no regular file",)),
         (loop, ("loop.npz",)),
         ("a\0.npz", (".npz",)),
-        (ours, ("left alone", "--overwrite")),
-        (table, ("left alone", "--overwrite")),
+        (ours, ("left alone", "another output")),
+        (table, ("left alone", "another output")),
         (copy, ("made from",)),
+        (tmp_path / f"{'n' * 240}.npz", ("too long", "shorter name")),
+        (tmp_path / f"{'n' * 300}.npz", ("too long",)),
+        ("/proc/x.npz", ("cannot be written",)),
     ]
     for out, words in cases:
         with pytest.raises(PerfModelError) as raised:
@@ -234,9 +264,14 @@ def test_outputs_that_are_refused(model: Path, calibration: Path, tmp_path: Path
         check_error(raised.value, "output", *words)
     with pytest.raises(PerfModelError, match="made from"):
         build_losses(model, copy, copy, overwrite=True)
+    for foreign in (ours, table):
+        with pytest.raises(PerfModelError, match="left alone"):
+            build_losses(model, copy, foreign, overwrite=True)
     assert ours.read_text(encoding="utf-8") == "my notes"
-    build_losses(model, copy, ours, overwrite=True)
-    assert LossTable.load(ours).num_experts == EXPERTS
+    assert list(tmp_path.glob(".*")) == []
+    long = tmp_path / f"{'n' * 222}.npz"
+    build_losses(model, copy, long)
+    assert LossTable.load(long).num_experts == EXPERTS
 
 
 def test_outputs_in_new_folders_and_behind_links(model: Path, tmp_path: Path) -> None:
@@ -244,7 +279,7 @@ def test_outputs_in_new_folders_and_behind_links(model: Path, tmp_path: Path) ->
     link = tmp_path / "link.npz"
     link.symlink_to(tmp_path / "new" / "folder" / "t.npz")
     before = link.read_bytes()
-    build_losses(model, rows(seed=4), link)
+    build_losses(model, rows(seed=4), link, overwrite=True)
     assert link.is_symlink()
     assert link.read_bytes() != before
 
@@ -254,7 +289,7 @@ def test_failed_builds_leave_the_output_alone(model: Path, tmp_path: Path) -> No
     build_losses(model, rows(), out)
     before = out.read_bytes()
     with pytest.raises(PerfModelError):
-        build_losses(model, rows(12), out, damping=1e-30)
+        build_losses(model, rows(12), out, damping=1e-30, overwrite=True)
     assert out.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["t.npz"]
 
@@ -269,11 +304,17 @@ def test_command(model: Path, calibration: Path, tmp_path: Path) -> None:
     assert answer.err == f"wrote {out}\n"
     table, stored = LossTable.load(out), read_npz(out, ["losses_rtn"])
     lines = answer.out.splitlines()
-    assert lines[0].startswith(f"{model.name}: {LAYERS} layers x {EXPERTS} experts = 8 experts, in ")
+    assert lines[0].startswith(f"model {model.name!r}: {LAYERS} layers x {EXPERTS} experts = 8 experts, in ")
     assert "every one held out once in 4 folds" in lines[1]
     for i, bits in enumerate(table.bits):
         means = [array[..., i].mean() for array in (table.losses, stored["losses_rtn"])]
         assert lines[-4 + i].split()[:3] == [str(bits), f"{means[0]:.4g}", f"{means[1]:.4g}"]
+    for more in ((), ("--resume",)):
+        again = run("losses", "build", model, "--calibration", calibration, "-o", out, *more)
+        assert (again.code, again.err) == (0, f"{out} is finished already\n")
+        assert again.out.splitlines()[2:] == lines[2 - (len(lines) - len(again.out.splitlines())) :]
+    other = run("losses", "build", model, "--calibration", calibration, "-o", out, "--bits", "2,4,8")
+    check_refusal(other, str(out), "bits 1,2,3,4 there, 2,4,8 here", "--overwrite")
 
 
 def test_command_with_every_option(model: Path, calibration: Path, tmp_path: Path) -> None:
@@ -303,8 +344,51 @@ def test_command_for_rounding_to_nearest(model: Path, calibration: Path, tmp_pat
     assert answer.code == 0
     assert "rtn loss" in answer.out
     assert "gptq" not in answer.out
-    folds = run("losses", "build", model, "--calibration", calibration, "--folds", "3", "--bits", "2", "-o", out)
+    folds = run(
+        "losses", "build", model, "--calibration", calibration, "--folds", "3", "--bits", "2", "-o", out, "--overwrite"
+    )
     assert "in 3 folds" in folds.out
+
+
+def python(*arguments: object, close: str = "") -> subprocess.CompletedProcess[str]:
+    """``python -m perfmodel`` in a shell that closes some of its outputs."""
+    path = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    command = f"exec {shlex.join([sys.executable, '-m', 'perfmodel', *map(str, arguments)])} {close}"
+    return subprocess.run(
+        command, shell=True, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+
+
+def test_closed_outputs(model: Path, calibration: Path, tmp_path: Path) -> None:
+    for close, err in ((">&-", True), (">&- 2>&-", False)):
+        out = tmp_path / f"{len(close)}.npz"
+        answer = python("losses", "build", model, "--calibration", calibration, "-o", out, close=close)
+        assert (answer.returncode, answer.stderr) == (0, f"wrote {out}\n" if err else "")
+        assert LossTable.load(out).num_experts == EXPERTS
+
+
+def test_interrupts_before_a_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*given: Any, **named: Any) -> None:
+        raise KeyboardInterrupt
+
+    expected = (130, "", "perfmodel: interrupted\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("perfmodel.cli.commands.build_parser", interrupt)
+        assert run("--version") == expected
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "perfmodel.cli.commands")
+        patch.setattr(sys, "meta_path", [type("Finder", (), {"find_spec": interrupt})])
+        assert run("--version") == expected
+
+
+def test_no_memory(model: Path, calibration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*given: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("perfmodel.losses.build.gptq_losses", exhausted)
+    answer = run("losses", "build", model, "--calibration", calibration, "-o", tmp_path / "t.npz")
+    check_refusal(answer, "not enough memory", "rows")
+    assert "price" not in answer.err
 
 
 def test_borrowed_rows_are_said(model: Path, tmp_path: Path) -> None:

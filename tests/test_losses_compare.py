@@ -24,8 +24,10 @@ from perfmodel.errors import PolicyError, TraceError
 from perfmodel.hardware import load_system
 from perfmodel.losses import Calibration, assignments, heldout, rules
 from perfmodel.losses.assignments import compare_assignments
+from perfmodel.losses.build import build_losses
 from perfmodel.losses.comparison import Comparison, readings
 from perfmodel.losses.heldout import Difference, HeldOut, Prediction
+from perfmodel.losses.origin import Quantisation, quantisation
 from perfmodel.losses.rules import RULES
 from perfmodel.routing import RoutingTrace, statistics
 from perfmodel.run import make_replay, plan_run
@@ -146,7 +148,7 @@ def test_equals_trying_every_assignment(case: tuple[LossTable, RoutingTrace, int
         summed = {}
         for rule in ("prefix", "optimum", "floor prefix", "floor optimum"):
             floor = 1 if "floor" in rule else 0
-            if floor and spent < min_bits:
+            if floor and spent <= min_bits:
                 assert rule not in setting.assignments
                 continue
             results = {}
@@ -213,14 +215,15 @@ def test_order_of_the_rules(mini: Comparison) -> None:
     """No rule beats the optimum of its own objective and scope, and none beats hindsight in decode."""
     for one in mini.settings:
         found = one.assignments
-        assert list(found) == ["uniform", *RULES]
+        assert list(found) == ["uniform", *(r for r in RULES if one.mean_bits > 2 or "floor" not in r)]
         assert found["optimum"].ratio == 1.0
-        for rule in (*LAYER_RULES, "uniform"):
+        for rule in found.keys() & {*LAYER_RULES, "uniform"}:
             assert found[rule].ratio >= 1 - 1e-12
             assert found[rule].decode_vs_uniform >= one.hindsight - 1e-12
         assert found["model optimum"].ratio <= found["model prefix"].ratio + 1e-12
         assert found["model optimum"].ratio <= 1 + 1e-12
-        assert found["floor optimum"].ratio <= found["floor prefix"].ratio + 1e-12
+        if one.mean_bits > 2:
+            assert found["floor optimum"].ratio <= found["floor prefix"].ratio + 1e-12
         assert one.hindsight_model <= found["model optimum"].decode_vs_uniform + 1e-12
         assert one.hindsight_model <= one.hindsight + 1e-12
         assert found["uniform"].decode_vs_uniform == 1.0
@@ -234,6 +237,7 @@ def test_order_of_the_rules(mini: Comparison) -> None:
 def test_decode_loss_is_that_of_the_policy(
     rule: str, objective: str, count: int, mean: float, mini: Comparison
 ) -> None:
+    mean = 3.0 if rule.startswith("floor") else mean  # at 2 bits the floor would leave nothing to choose
     model, trace = strategies.mixtral(), strategies.recording()
     selector = {"prefix": "prefix", "optimum": "optimum"}.get(rule.split()[-1], "uniform")
     options = f"mean_bits={mean:g},gpu_experts={count},selector={selector},objective={objective}"
@@ -284,10 +288,78 @@ def test_known_random_order_and_whole_model(whole: Comparison) -> None:
 
 
 def test_readings_say_what_the_numbers_say(whole: Comparison) -> None:
-    at2, at3 = readings(whole)
-    assert at2.startswith("at 2 bits under the plain sum the order by importance is no better than a random one")
-    assert "optimum under importance, 0.76 of uniform bits" in at2
-    assert at3.startswith("at 3 bits uniform bits are the optimum of the plain sum, with one budget a layer nothing")
+    found = readings(whole)
+    assert {line.partition(": ")[0] for line in found} == {f"at {n} bits (mean over K = 0, 2, 4)" for n in (2, 3)}
+    at2, at3 = ([line.partition(": ")[2] for line in found if line.startswith(f"at {n} ")] for n in (2, 3))
+    ratios = [np.mean([ratio(whole, k, 2.0, "plain", rule) for k in (0, 2, 4)]) for rule in ("prefix", "random")]
+    assert at2[0] == (
+        "of the plain sum, the order by importance is no different from a random one:"
+        f" {ratios[0]:.3f} and {ratios[1]:.3f} of the optimum"
+    )
+    assert at2[1].startswith("in decode, under the same objective, the order by importance is better than a random one")
+    assert re.fullmatch(
+        "with one budget a layer, decode loses least by optimum under importance: 0.75[0-9] of uniform bits", at2[2]
+    )
+    assert len(at2) == 4
+    assert at3[:2] == [
+        "uniform bits are the optimum of the plain sum",
+        "with one budget a layer, nothing loses less in decode than uniform bits",
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("sequences", [1, 6])
+def test_an_order_that_knows_nothing_is_no_different_from_a_random_one(seed: int, sequences: int) -> None:
+    """Losses that have nothing to do with routing: what is left of a difference is chance."""
+    trace = RoutingTrace.load(MINI).sequences(range(sequences))
+    found = compare_assignments(random_table(seed), trace, mean_bits=[2])
+    (line,) = [line for line in readings(found) if "of the plain sum, the order" in line]
+    assert "is no different from a random one" in line
+
+
+def test_an_order_that_knows_is_better_or_worse() -> None:
+    """Experts whose losses follow, or run against, the importance of every sequence alike."""
+    trace = RoutingTrace.load(MINI).sequences([0])
+    rank = np.argsort(np.argsort(placement.importance(trace).values[0], axis=-1), axis=-1)
+    for factor, word in ((rank + 1.0, "better than"), (8.0 - rank, "worse than")):
+        table = LossTable(factor[..., None] * [8.0, 4.0, 2.0, 1.0], name="known")
+        first, *_ = readings(compare_assignments(table, trace, gpu_experts=[0], mean_bits=[2.5]))
+        assert f"at 2.5 bits (K = 0): of the plain sum, the order by importance is {word} a random one" in first
+
+
+def test_noise_is_that_of_sequences_and_random_orders(mini: Comparison) -> None:
+    one = mini.setting(0, 2.0, "plain")
+    table, trace = LossTable.load(BUNDLED), RoutingTrace.load(MINI)
+    importance = placement.importance(trace).values
+    orders = np.random.default_rng([0, 0]).random((6, 4, 32, 8))
+    decode = statistics.selection_counts(trace, "decode").astype(float)
+    best = cost(table, optimal_bitwidths(table.losses, 2.0))
+    prefix = select_bitwidths(importance, table.losses, 2.0)
+    drawn = np.stack([select_bitwidths(orders[:, d], table.losses, 2.0) for d in range(4)])
+    uniform = (table.losses[..., 1] * decode).sum() / 6
+    for noise, random, ordered in (
+        (one.ratio_noise, (cost(table, drawn) / best).mean(axis=-1), (cost(table, prefix) / best).mean(axis=-1)),
+        (
+            one.decode_noise,
+            cost(table, drawn, decode).sum(axis=-1) / uniform,
+            cost(table, prefix, decode).sum(axis=-1) / uniform,
+        ),
+    ):
+        gap = random.mean(axis=0) - ordered
+        expected = math.hypot(np.std(gap, ddof=1) / math.sqrt(6), np.sqrt(np.var(random, axis=0, ddof=1).mean() / 6))
+        np.testing.assert_allclose(noise, expected, rtol=1e-9, atol=0)
+
+
+def random_table(seed: int) -> LossTable:
+    losses = np.random.default_rng(seed).random((32, 8, 4))
+    return LossTable(-np.sort(-losses, axis=2), name="random", output_variance=np.ones((32, 8)))
+
+
+def cost(table: LossTable, bits: np.ndarray, weights: np.ndarray | float = 1.0) -> np.ndarray:
+    """Summed loss of every layer [..., L]."""
+    losses = np.broadcast_to(table.losses, (*bits.shape, 4))
+    chosen = np.take_along_axis(losses, bits[..., None].astype(int) - 1, axis=-1)[..., 0]
+    return (chosen * weights).sum(axis=-1)
 
 
 # --- what is held fixed, and what varies ---
@@ -340,7 +412,7 @@ def test_means_between_widths() -> None:
     expected = (mixed * ~hot).sum() / trace.num_sequences
     assert setting.assignments["uniform"].loss == pytest.approx(expected, rel=1e-12)
     text = run("losses", "compare", BUNDLED, "--gpu-experts", "1", "--mean-bits", "2.4").out
-    assert "Whole increments above 1 bits spend a mean of 2.4 as 2.286; uniform bits are given the same." in text
+    assert "Whole increments above 1 bit spend a mean of 2.4 as 2.286; uniform bits are given the same." in text
     assert "uniform between two widths: the linear mix of the two next to it." in text
 
 
@@ -429,11 +501,11 @@ def test_a_layer_whose_optimum_is_zero_is_left_out() -> None:
     losses[:] = 0.0
     found = compare_assignments(LossTable(losses, name="zero"), trace_of(4, [(9, 9)]), gpu_experts=[0], mean_bits=[2])
     assert found.settings[0].assignments["prefix"].ratio is None
-    assert readings(found) == ["at 2 bits nothing can be said"]
+    assert readings(found) == ["at 2 bits (K = 0): nothing can be said"]
 
 
 def test_numbers_of_experts_must_agree() -> None:
-    with pytest.raises(TraceError, match="made has 8 experts a layer, the trace of small 4"):
+    with pytest.raises(TraceError, match="'made' has 8 experts a layer, the trace of 'small' 4"):
         compare_assignments(table_of(8), trace_of(4, [(3, 3)]))
     known = trace_of(4, [(6, 6)])
     inferred = known.with_metadata(num_experts_inferred=True)
@@ -445,11 +517,14 @@ def test_numbers_of_experts_must_agree() -> None:
     ("options", "words"),
     [
         ({"gpu_experts": [8]}, "gpu_experts is 8; it must be a whole number from 0 to 7"),
+        ({"table": None}, "table is None; it must be a LossTable"),
+        ({"trace": None}, "trace is None; it must be a RoutingTrace"),
+        ({"trace": 3}, "trace is 3"),
         ({"gpu_experts": [True]}, "gpu_experts is True"),
         ({"gpu_experts": [1.5]}, "gpu_experts is 1.5"),
         ({"gpu_experts": []}, "gpu_experts is ..; it must be a list"),
         ({"gpu_experts": 4}, "gpu_experts is 4; it must be a list"),
-        ({"mean_bits": [4.5]}, "mean_bits is 4.5; the table allows a number from 1 to 4"),
+        ({"mean_bits": [4.5]}, "mean_bits is 4.5; it must be a number from 1 to 4"),
         ({"mean_bits": [math.nan]}, "mean_bits is nan"),
         ({"mean_bits": ["2"]}, "mean_bits is '2'"),
         ({"mean_bits": ()}, "mean_bits is ..; it must be a list"),
@@ -467,7 +542,7 @@ def test_numbers_of_experts_must_agree() -> None:
 )
 def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(PolicyError, match=words):
-        compare_assignments(LossTable.load(BUNDLED), RoutingTrace.load(MINI), **options)
+        compare_assignments(**{"table": LossTable.load(BUNDLED), "trace": RoutingTrace.load(MINI), **options})
 
 
 # --- the command ---
@@ -482,17 +557,35 @@ def test_json_holds_what_was_found(mini: Comparison) -> None:
 def test_text_holds_every_number(mini: Comparison) -> None:
     text = run("losses", "compare", BUNDLED).out
     first, second = text.split("What the same assignments lose")
+    assert first.index("objective: plain sum") < first.index("K  bits  objective")  # the legend comes first
+    assert "random order (4 of them, seed 0)" in first
     rows = {tuple(line.split()[:3]): line.split()[3:] for line in first.splitlines() if line[:1].isdigit()}
     decode = {tuple(line.split()[:3]): line.split()[3:] for line in second.splitlines() if line[:1].isdigit()}
     rules = ["uniform", *RULES]
+    assert "optimum (sum)  uniform   random   prefix   floor: prefix   floor: optimum   model: prefix" in first
+
+    def cells(one: Any, shown: list[str], what: str, most: float) -> list[str]:
+        """Figures in the order of the rules, with a star at the least of those that share a kind of budget."""
+        figures = {r: f"{getattr(one.assignments[r], what):.3f}" for r in shown if r in one.assignments}
+        starred = set()
+        for kind in (True, False):
+            group = {r: figure for r, figure in figures.items() if r.startswith("model") == kind}
+            least = min(group.values(), key=float)
+            if len(set(group.values())) > 1 and float(least) < most:
+                starred |= {r for r, figure in group.items() if figure == least}
+        return [figures.get(r, "-") + "*" * (r in starred) for r in shown]
+
     for one in mini.settings:
         key = (str(one.gpu_experts), f"{one.mean_bits:g}", one.objective)
-        cells = [f"{one.assignments[rule].ratio:.3f}" for rule in rules if rule != "optimum"]
-        assert rows[key][1:] == cells
-        assert decode[key][1:] == [f"{one.assignments[rule].decode_vs_uniform:.3f}" for rule in rules[1:]]
-        assert decode[(*key[:2], "hindsight")] == [f"{one.hindsight:.3f}", f"{one.hindsight_model:.3f}"]
+        assert rows[key][1:] == cells(one, [r for r in rules if r != "optimum"], "ratio", math.inf)
+        assert decode[key][1:] == cells(one, rules[1:], "decode_vs_uniform", 1.0)
+        assert decode[(*key[:2], "(hindsight)")] == [f"{one.hindsight:.3f}", f"{one.hindsight_model:.3f}"]
+    assert "*" in first
+    lines = text.splitlines()
     for line in readings(mini):
-        assert f"{line[0].upper()}{line[1:]}." in text
+        assert f"{line[0].upper()}{line[1:]}." in lines
+    only = run("losses", "compare", BUNDLED, "--mean-bits", "2").out
+    assert "floor" not in only  # it would be uniform bits
 
 
 def test_bad_input_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,10 +607,10 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     refused("--checkpoint", tmp_path, words=("--checkpoint", "--text"))
     refused("--text", "a.txt", words=("--text", "--checkpoint"))
     refused("--tokens", "5", words=("--tokens", "--checkpoint and --text"))
-    refused("--checkpoint", "a", "--text", "b", "--method", "gptq", words=("--method gptq", "--calibration"))
-    refused(
-        *("--checkpoint", "a", "--text", "b", "--method", "rtn", "--calibration", "c"), words=("--calibration", "rtn")
-    )
+    text = ("--checkpoint", "a", "--text", "b")
+    refused(*text, words=(BUNDLED, "gptq", "--calibration FILE, or --method rtn"))
+    refused(*text, "--method", "gptq", words=("--calibration",))
+    refused(*text, "--method", "rtn", "--calibration", "c", words=("--calibration", "rounding to nearest"))
     check_refusal(run("losses", "compare", "no-such-table"), "no-such-table", BUNDLED)
     monkeypatch.setitem(sys.modules, "torch", None)
     refused("--checkpoint", "a", "--text", "b", words=("torch", "pip install 'perfmodel[record]'"))
@@ -529,7 +622,10 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_figure_shows_every_ratio(mini: Comparison) -> None:
     figure = plots.assignments_figure(mini)
-    panels = {(axes.get_title(loc="left"), i // 6): axes for i, axes in enumerate(figure.axes)}
+    titles = [axes for axes in figure.axes if not axes.axison]
+    assert [axes.texts[0].get_text()[:4] for axes in titles] == ["Loss", "What"]
+    drawn = [axes for axes in figure.axes if axes.axison]
+    panels = {(axes.get_title(loc="left"), i // 6): axes for i, axes in enumerate(drawn)}
     assert len(panels) == 12
     for (title, part), axes in panels.items():
         count, mean = int(title.split()[0]), float(title.split()[3])
@@ -538,8 +634,13 @@ def test_figure_shows_every_ratio(mini: Comparison) -> None:
         for line, objective in zip(series, mini.objectives, strict=True):
             field = ("ratio", "decode_vs_uniform")[part]
             found = mini.setting(count, mean, objective).assignments
-            np.testing.assert_allclose(line.get_xdata(), [getattr(found[r], field) for r in mini.rules], rtol=1e-12)
-            np.testing.assert_allclose(np.round(line.get_ydata()), range(8), atol=0)
+            np.testing.assert_allclose(line.get_xdata(), [getattr(found[r], field) for r in found], rtol=1e-12)
+            np.testing.assert_allclose(np.round(line.get_ydata()), range(len(found)), atol=0)
+        # Marks of one rule lie apart even where their values are the same.
+        figure.draw_without_rendering()
+        height = axes.get_window_extent().height / figure.dpi * 72 / abs(np.diff(axes.get_ylim())[0])
+        offsets = sorted(float(line.get_ydata()[0]) for line in series)
+        assert min(np.diff(offsets)) * height >= 3.4
         least = {float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "|"}
         one = mini.setting(count, mean, "plain")
         assert least == ({one.hindsight, one.hindsight_model} if part else set())
@@ -580,12 +681,15 @@ def made_up() -> HeldOut:
     level = {2.0: 0.2, 3.0: 0.05}
     made = [
         Prediction(
-            *(name, mean, loss, loss / 8, 0.1, 4 + added, Difference(added, 0.01)),
-            None if mean is None else Difference(added - level[mean], 0.025),
+            *(None if mean is None else 0, name, mean, loss, loss / 8, 0.1, 4 + added, Difference(added, 0.01)),
+            None if mean is None else Difference(added - level[mean], 0.02),
+            None,
         )
         for name, mean, loss, added in rows
     ]
-    return HeldOut("model", "rtn", ("a.txt",), 1000, 1, tuple(made))
+    made.append(made[-1]._replace(assignment="use, prefix", same_as="variance, prefix"))
+    quantised = Quantisation("rtn", None, "auto", "natural", ())
+    return HeldOut("model", quantised, ("a.txt",), 1000, 1, (0,), (), tuple(made))
 
 
 def test_figure_with_text(mini: Comparison) -> None:
@@ -596,6 +700,11 @@ def test_figure_with_text(mini: Comparison) -> None:
         for line in axes.lines
         if len(line.get_xdata()) == 1
     }
+    bars = [segment for one in axes.collections for segment in one.get_segments()]
+    np.testing.assert_allclose(sorted(np.ptp(bar[:, 1]) for bar in bars), [0.02] * 4, rtol=1e-9, atol=0)
+    (legend,) = [one for one in figure.axes if not one.axison and one.get_legend()]
+    assert {text.get_text() for text in legend.get_legend().texts} == {"uniform", "optimum", "model optimum", "prefix"}
+    assert legend.get_position().x0 >= axes.get_position().x1
     assert points == {("X", 3.0, 0.2), ("X", 1.0, 0.05), ("s", 2.0, 0.4), ("D", 1.5, 0.1)}
     words = " ".join(figure.get_supxlabel().split())
     assert "over its loss of 4.000 nat/token at the stored precision; 1000 tokens" in words
@@ -603,19 +712,20 @@ def test_figure_with_text(mini: Comparison) -> None:
 
 
 def test_readings_of_text() -> None:
-    at2, at3 = heldout.readings(made_up())
-    assert at2 == (
-        "at 2 bits the best model is importance, model optimum, -0.100 +- 0.025 nats a token over uniform bits"
+    best, at3 = heldout.readings(made_up())
+    assert best == (
+        "at 2 bits (K = 0): the best model is importance, model optimum, -0.100 +- 0.020 nats a token over uniform bits"
     )
     assert at3 == (
-        "at 3 bits nothing is surely better than uniform bits; the best try is variance, prefix, -0.060 +- 0.025"
-        " nats a token over uniform bits"
+        "at 3 bits (K = 0): nothing is surely better than uniform bits; the best try is variance, prefix,"
+        " -0.060 +- 0.020 nats a token over uniform bits"
     )
     worse = dataclasses.replace(made_up(), rows=made_up().rows[:4])
-    assert heldout.readings(worse)[0] == (
-        "at 2 bits no assignment makes a better model than uniform bits; the smallest summed loss, plain, optimum,"
-        " gives +0.200 +- 0.025 nats a token over uniform bits"
-    )
+    assert heldout.readings(worse)[:2] == [
+        "at 2 bits (K = 0): no assignment makes a better model than uniform bits",
+        "at 2 bits (K = 0): the smallest summed loss, plain, optimum, gives +0.200 +- 0.020 nats a token over uniform"
+        " bits",
+    ]
 
 
 @given(st.lists(st.tuples(st.floats(-2, 2), st.integers(1, 500)), min_size=1, max_size=8))
@@ -624,7 +734,7 @@ def test_difference_and_its_error(parts: list[tuple[float, int]]) -> None:
     found = heldout._difference(np.array(values), np.array(tokens, float))
     mean = sum(v * t for v, t in parts) / sum(tokens)
     assert found.nats == pytest.approx(mean, rel=1e-9, abs=1e-12)
-    if len(parts) == 1:
+    if len(parts) < 5 or not any(values):
         assert found.error is None
         return
     spread = sum((t * (v - mean)) ** 2 for v, t in parts) / sum(tokens) ** 2 * len(parts) / (len(parts) - 1)
@@ -670,19 +780,26 @@ def held_out(place: Place, *options: Any) -> Answer:
 def test_held_out_loss_is_that_of_the_assignments(place: Place, tmp_path: Path) -> None:
     from perfmodel.losses.record.language_model import QuantisedModel, quantiser
 
-    found = held_out(place, "--mean-bits", "2,2.5", "--json", "--plot", tmp_path / "a.png").document["held_out"]
+    answer = held_out(place, "--mean-bits", "2,2.5", "--json", "--plot", tmp_path / "a.png")
+    found = answer.document["held_out"]
     assert (tmp_path / "a.png").stat().st_size > 1000
-    assert (found["method"], found["checkpoint"]) == ("rtn", "toy-moe")
+    assert (found["method"], found["checkpoint"], found["gpu_experts"]) == ("rtn", "toy-moe", [0])
+    assert found["not_tried"] == [1, 2]
     rows = {(row["assignment"], row["mean_bits"]): row for row in found["rows"]}
-    assert len(rows) == len(found["rows"]) == 1 + 4 + 2 * 3 * 4
+    assert len(rows) == len(found["rows"]) == 1 + 4 + 4 * (len(RULES) - 2 + len(RULES))
     table, trace = LossTable.load(place.table), RoutingTrace.load(place.trace)
     pooled = placement.importance(trace).values.mean(axis=0)
+    use = statistics.selection_counts(trace, "prefill").sum(axis=0).astype(float)
+    order = np.random.default_rng([0, 0]).random((1, 4, *pooled.shape))[0, 0]
     expected = {
         ("stored precision", None): np.zeros(pooled.shape, np.int64),
         ("uniform", 3.0): np.full(pooled.shape, 3),
         ("plain, optimum", 2.5): optimal_bitwidths(table.losses, 2.5),
         ("plain, prefix", 2.0): select_bitwidths(pooled, table.losses, 2.0),
+        ("plain, random", 2.0): select_bitwidths(order, table.losses, 2.0),
+        ("use, model prefix", 2.0): select_bitwidths(pooled, table.losses, 2.0, weights=use, scope="model"),
         ("importance, prefix", 2.5): select_bitwidths(pooled, table.losses, 2.5, weights=pooled),
+        ("importance, floor prefix", 2.5): select_bitwidths(pooled, table.losses, 2.5, weights=pooled, min_bits=2),
         ("importance, floor optimum", 2.5): optimal_bitwidths(table.losses, 2.5, weights=pooled, min_bits=2),
         ("variance, model optimum", 2.0): optimal_bitwidths(table.losses, 2.0, scope="model"),
     }
@@ -703,28 +820,185 @@ def test_held_out_loss_is_that_of_the_assignments(place: Place, tmp_path: Path) 
         if key[1] == 2.0:
             uniform = rows["uniform", 2.0]["nats"]
             np.testing.assert_allclose(row["over_uniform"]["nats"], row["nats"] - uniform, rtol=0, atol=1e-9)
-            assert row["over_uniform"]["error"] >= 0
         elif key[1] == 2.5:
             assert row["over_uniform"] is None
-    assert rows["plain, floor optimum", 2.0]["nats"] == rows["uniform", 2.0]["nats"]
-    assert rows["stored precision", None]["added"] == {"nats": 0.0, "error": 0.0}
-    (line,) = found["readings"]
-    assert line.startswith("at 2 bits ")
+    assert rows["stored precision", None]["added"] == {"nats": 0.0, "error": None}
+    for row in found["rows"]:  # what is said to be the same, is
+        if row["same_as"] is not None:
+            (first,) = [one for one in found["rows"] if one["assignment"] == row["same_as"]][:1] or [None]
+            assert first is not None
+            assert row["summed_loss"] in [
+                one["summed_loss"] for one in found["rows"] if one["assignment"] == row["same_as"]
+            ]
+    assert {line.partition(":")[0] for line in found["readings"]} == {"at 2 bits (K = 0)"}
+    (note,) = found["notes"]
+    assert "does not say how its weights were quantised; assumed: rtn, one scale a row" in note
+
+
+def test_experts_on_the_gpu_stay_as_they_are(place: Place) -> None:
+    from perfmodel.losses.record.language_model import QuantisedModel, quantiser
+
+    options = ("--mean-bits", "2", "--gpu-experts", "1,3", "--tokens", "300")
+    found = held_out(place, *options, "--json").document["held_out"]
+    assert (found["gpu_experts"], found["not_tried"]) == ([1, 3], [])
+    table, trace = LossTable.load(place.table), RoutingTrace.load(place.trace)
+    pooled = placement.importance(trace).values.mean(axis=0)
+    model = QuantisedModel(place.checkpoint, quantiser("rtn"))
+    windows = model.windows(place.texts, tokens=300)
+    for count in (1, 3):
+        hot = statistics.top_experts(pooled, count)
+        cold = table.losses[~hot].reshape(3, 4 - count, 4)
+        for name, bits in (
+            ("uniform", np.full(cold.shape[:2], 2)),
+            ("plain, model optimum", optimal_bitwidths(cold, 2.0, scope="model")),
+        ):
+            every = np.zeros(pooled.shape, np.int64)
+            every[~hot] = bits.ravel()
+            rows = {(r["gpu_experts"], r["assignment"], r["mean_bits"]): r for r in found["rows"]}
+            row = rows[count, name, 2.0]
+            np.testing.assert_allclose(row["nats"], model.loss(windows, every), rtol=1e-5, atol=0)
+            assert row["lowest_share"] == (bits == 1).mean()
+    assert {line.partition(":")[0] for line in found["readings"]} == {f"at 2 bits (K = {count})" for count in (1, 3)}
+    text = held_out(place, *options).out
+    assert "K = 1, 3: the K most important experts of a layer at the stored precision." in text
+    assert "K = 0: no expert on the GPU, all quantised; K = 1, 2 not tried (--gpu-experts)" in (
+        held_out(place, "--mean-bits", "2", "--tokens", "50").out
+    )
+
+
+def test_equal_assignments_are_tried_once_and_shown_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from perfmodel.losses.record.language_model import QuantisedModel
+
+    seen = []
+    monkeypatch.setattr(QuantisedModel, "loss", lambda self, windows, bits: seen.append(bits.tobytes()) or 1.0)
+    text = held_out(place, "--mean-bits", "1,2", "--tokens", "50").out
+    lines = text[text.index("Held-out") :].splitlines()
+    assert len(seen) == len(set(seen))
+    shown = [line for line in lines if re.match(r"^0  [12] +\w+(, \w+)* .*1\.000", line)]
+    assert len([line for line in shown if line.startswith("0  1 ")]) == 1  # all experts at 1 bit, by every rule
+    (same,) = [line for line in lines if line.startswith("the same as uniform at 1 bits: ")]
+    assert same.count(";") == 4 * 5 - 1
+
+
+def test_few_parts_of_text_have_no_error(place: Place) -> None:
+    """A standard error of one window or of four is none."""
+    text = held_out(place, "--mean-bits", "2", "--tokens", "500").out
+    rows = [line.split() for line in text.splitlines() if line.startswith("0  2 ") and "%" in line]
+    assert rows
+    assert {row[-1] for row in rows} == {"-"}
+    assert "+- 0.000" not in text
+    assert re.search(r"stored precision +0 +0 +0.0 % +\d\.\d{3} +- +- +- +-$", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "rtn", "group_size": 8},
+        {"method": "rtn"},
+        {"method": "gptq", "group_size": 8, "damping": 0.3, "order": "activation"},
+    ],
+)
+def test_weights_are_those_of_the_table(place: Place, tmp_path: Path, options: dict[str, Any]) -> None:
+    """Group size, damping and order of the table are those of the weights that text is tried with."""
+    from perfmodel.losses.record.language_model import QuantisedModel, quantiser
+
+    rows = calibration(tmp_path / "rows.npz")
+    build_losses(place.checkpoint, rows, tmp_path / "built.npz", **options)
+    given = ("--calibration", rows) * (options["method"] == "gptq")
+    built = place._replace(table=tmp_path / "built.npz")
+    found = held_out(built, *given, "--mean-bits", "2", "--tokens", "300", "--json").document["held_out"]
+    arguments = {"group": options.get("group_size"), **{k: options[k] for k in ("damping", "order") if k in options}}
+    model = QuantisedModel(
+        place.checkpoint, quantiser(options["method"], Calibration.load(rows) if given else None, **arguments)
+    )
+    windows = model.windows(place.texts, tokens=300)
+    (row,) = [row for row in found["rows"] if (row["assignment"], row["mean_bits"]) == ("uniform", 3.0)]
+    np.testing.assert_allclose(row["nats"], model.loss(windows, np.full((3, 4), 3)), rtol=1e-5, atol=0)
+    plain = QuantisedModel(place.checkpoint, quantiser("rtn"))
+    differs = abs(row["nats"] - plain.loss(windows, np.full((3, 4), 3))) > 0.005
+    assert differs == (options != {"method": "rtn"})
+    assert found["group_size"] == options.get("group_size")
+    assert not any("assumed" in note for note in found["notes"])
+    words = f"quantised by {options['method']}, " + (
+        "one scale a group of 8 columns" if "group_size" in options else "one scale a row"
+    )
+    assert words in held_out(built, *given, "--mean-bits", "2", "--tokens", "50").out
+
+
+def test_a_table_by_gptq_is_tried_by_gptq_or_by_its_nearest_losses(place: Place, tmp_path: Path) -> None:
+    rows = calibration(tmp_path / "rows.npz")
+    build_losses(place.checkpoint, rows, tmp_path / "built.npz", bits=[1, 2, 3, 4], group_size=8)
+    built = place._replace(table=tmp_path / "built.npz")
+    options = ("--mean-bits", "2", "--tokens", "50")
+    check_refusal(held_out(built, *options), "'built'", "by gptq", "--calibration FILE, or --method rtn")
+    nearest = held_out(built, *options, "--method", "rtn", "--json").document
+    losses = np.load(tmp_path / "built.npz")["losses_rtn"]
+    (row,) = [r for r in nearest["held_out"]["rows"] if (r["assignment"], r["mean_bits"]) == ("uniform", 2.0)]
+    np.testing.assert_allclose(row["summed_loss"], losses[..., 1].sum(), rtol=1e-12, atol=0)
+    assert (nearest["held_out"]["method"], nearest["held_out"]["group_size"]) == ("rtn", 8)
+    assert nearest["notes"][0] == "losses are those of rounding to nearest (losses_rtn of 'built')"
+    # Without them there is nothing that rounding to nearest could be held against.
+    arrays = {name: array for name, array in np.load(tmp_path / "built.npz").items() if name != "losses_rtn"}
+    np.savez(tmp_path / "bare.npz", **arrays)
+    bare = place._replace(table=tmp_path / "bare.npz")
+    check_refusal(held_out(bare, *options, "--method", "rtn"), "'bare'", "by gptq", "no losses_rtn")
+    # A table of nearest losses is not one for GPTQ.
+    build_losses(place.checkpoint, rows, tmp_path / "rtn.npz", method="rtn")
+    rtn = place._replace(table=tmp_path / "rtn.npz")
+    check_refusal(held_out(rtn, *options, "--method", "gptq", "--calibration", rows), "'rtn'", "allowed: rtn")
+    check_refusal(held_out(rtn, *options, "--calibration", rows), "--calibration", "rounding to nearest")
+    # Other rows than the table's, and folds, are said.
+    other = calibration(tmp_path / "other.npz", seed=1)
+    notes = held_out(built, *options, "--calibration", other, "--json").document["held_out"]["notes"]
+    assert any("all folds but one" in note for note in notes)
+    assert any("'other.npz' does not hold the rows" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("info", "words"),
+    [
+        ({"method": "rtn", "group_size": 1}, "group.size"),
+        ({"method": "rtn", "group_size": "many"}, "group.size"),
+        ({"method": "gptq", "damping": -1}, "damping"),
+        ({"method": "gptq", "order": "random"}, "order"),
+    ],
+)
+def test_metadata_that_no_build_writes_is_refused(info: dict[str, Any], words: str) -> None:
+    table = LossTable(table_of(4).losses, name="odd", info=info)
+    with pytest.raises(TraceError, match=f"loss table 'odd': metadata: {words}"):
+        quantisation(table, calibrated=info["method"] == "gptq")
+
+
+def test_a_method_that_is_not_known_is_named_as_assumed() -> None:
+    table = LossTable(table_of(4).losses, name="odd", info={"method": "awq", "group_size": 64})
+    found = quantisation(table, calibrated=False)
+    assert (found.method, found.group_size) == ("rtn", 64)
+    assert "does not say how its weights were quantised" in found.notes[0]
+
+
+def calibration(path: Path, seed: int = 0) -> Path:
+    """Random rows for the small model."""
+    import recorded
+
+    rng = np.random.default_rng(seed)
+    hidden = rng.normal(size=(recorded.LAYERS, 64, recorded.HIDDEN)).astype(np.float32)
+    ids = np.argsort(rng.random((recorded.LAYERS, 64, recorded.EXPERTS)))[..., : recorded.TOP_K]
+    Calibration(hidden, ids).save(path)
+    return path
 
 
 def test_gptq_needs_rows_of_this_model(place: Place, tmp_path: Path) -> None:
-    import recorded
-
-    rng = np.random.default_rng(0)
-    hidden = rng.normal(size=(recorded.LAYERS, 64, recorded.HIDDEN)).astype(np.float32)
-    ids = np.argsort(rng.random((recorded.LAYERS, 64, recorded.EXPERTS)))[..., : recorded.TOP_K]
-    Calibration(hidden, ids).save(tmp_path / "rows.npz")
     options = ("--mean-bits", "2", "--tokens", "100")
-    text = held_out(place, *options, "--calibration", tmp_path / "rows.npz").out
-    assert "all experts quantised by gptq" in text
-    (line,) = [line for line in text.splitlines() if "variance, model optimum" in line]
-    assert re.fullmatch(r"2 +variance, model optimum +[\d.]+ +[\d.]+ +[\d.]+ % +\d\.\d{3} +[+-]\d\.\d{3}.*", line)
-    Calibration(hidden[:2], ids[:2]).save(tmp_path / "short.npz")
+    rows = calibration(tmp_path / "rows.npz")
+    text = held_out(place, *options, "--calibration", rows).out
+    assert "experts quantised by gptq, one scale a row, damping auto, natural order" in text
+    assert "assumed: gptq, one scale a row, damping auto, natural order" in text
+    (line,) = [line for line in text.splitlines() if "plain, model optimum" in line and "%" in line]
+    number = r" +[\d.]+"
+    apart = r" +[+-]\d\.\d{3} +-"
+    assert re.fullmatch(rf"0 +2 +plain, model optimum{number * 3} %{number}{apart * 2}", line)
+    given = Calibration.load(rows)
+    Calibration(given.hidden[:2], given.expert_ids[:2]).save(tmp_path / "short.npz")
     check_refusal(held_out(place, *options, "--calibration", tmp_path / "short.npz"), "short.npz", "layers 2")
 
 
@@ -732,7 +1006,7 @@ def test_what_does_not_fit_the_checkpoint_is_refused(place: Place, tmp_path: Pat
     model = strategies.plain_model(num_layers=2, moe_layers=(0, 1))
     strategies.small_trace(model, [(9, 9)]).save(tmp_path / "short.npz")
     other = place._replace(trace=tmp_path / "short.npz")
-    check_refusal(held_out(other), "3 layers x 4 experts", "2 x 4")
+    check_refusal(held_out(other), "checkpoint 'toy-moe' has 3 layers x 4 experts", "'small' 2 x 4")
     check_refusal(held_out(place._replace(checkpoint=tmp_path / "none")), "none")
     check_refusal(held_out(place._replace(texts=[tmp_path / "none.txt"])), "none.txt")
     check_refusal(held_out(place, "--tokens", "1"), "tokens")
@@ -747,15 +1021,16 @@ def test_a_smaller_sum_is_not_a_better_model(shared: Path) -> None:
     answer = run(
         *("losses", "compare", folder / "loss_table.npz", "--trace", folder / "tiny-mixtral-32l.npz"),
         *("--gpu-experts", "0", "--mean-bits", "2", "--checkpoint", folder / "model"),
-        *("--text", ROOT / "LICENSE", "--tokens", "1024", "--json"),
+        *("--text", ROOT / "LICENSE", "--tokens", "1024", "--method", "rtn", "--json"),
     )
-    rows = {(row["assignment"], row["mean_bits"]): row for row in answer.document["held_out"]["rows"]}
+    found = answer.document["held_out"]
+    rows = {(row["assignment"], row["mean_bits"]): row for row in found["rows"]}
     uniform = [rows["uniform", float(width)]["nats"] for width in (4, 3, 2, 1)]
     assert uniform == sorted(uniform)
     whole = rows["plain, model optimum", 2.0]
     assert rows["uniform", 2.0]["summed_loss"] / whole["summed_loss"] > 2
-    assert whole["over_uniform"]["nats"] > 3 * whole["over_uniform"]["error"] > 0
-    assert "the smallest summed loss, plain, model optimum, gives +" in answer.document["held_out"]["readings"][0]
+    assert whole["over_uniform"]["nats"] > 0.1
+    assert "the smallest summed loss, plain, model optimum, gives +" in found["readings"][1]
 
 
 # --- the page ---

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import re
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -967,3 +968,85 @@ def test_every_rate_of_the_split_changes_a_plan() -> None:
             plans = [plan_run(model, system.with_values({key: value}), trace, policy).plan for value in values]
             same = all(np.array_equal(getattr(plans[0], a), getattr(plans[1], a)) for a in ("picks", "prefill_class"))
             assert not same, (text, key)
+
+
+# --- budgets that say less or more than is spent ---
+
+
+def test_a_mean_between_two_budgets_is_noted() -> None:
+    model = plain_model(num_experts=6)
+    trace = small_trace(model, [(9, 6), (5, 4)], seed=3)
+    for text, words in (
+        ("gpu_experts=2,mean_bits=2.1", "4 near-data experts a layer spend a mean of 2.1 bits as 2; the next is 2.25"),
+        (
+            "gpu_experts=3,mean_bits=2.9",
+            "3 near-data experts a layer spend a mean of 2.9 bits as 2.66667; the next is 3",
+        ),
+        ("gpu_experts=2,mean_bits=2.1,scope=model", "12 near-data experts spend a mean of 2.1 bits as 2.08333;"),
+        ("gpu_experts=2,mean_bits=2.25", None),
+        ("gpu_experts=2,mean_bits=2.3333333333333335,scope=model", None),
+        ("gpu_experts=3,mean_bits=2.3333333333333335", None),
+        ("gpu_experts=2,selector=uniform,mean_bits=2", None),
+    ):
+        run = plan_run(model, NDP_SYSTEM, trace, f"context-aware:{text}")
+        found = [note for note in run.plan.notes if " spend " in note]
+        assert len(found) == (words is not None)
+        assert words is None or found[0].startswith(words)
+        spent = float(re.findall(r"bits as ([\d.]+)", found[0])[0]) if found else run.policy.mean_bits
+        assert_allclose(run.plan.sequence_bits, [spent, spent], rtol=1e-5, atol=0)
+
+
+def test_a_floor_above_the_default_mean_says_what_to_give() -> None:
+    model = plain_model()
+    trace = small_trace(model, [(9, 6)])
+    for text, words in (
+        ("min_bits=4", "found 3.0, allowed 4 with min_bits=4; it is 3 by default, so give mean_bits=4"),
+        ("min_bits=4,mean_bits=2", "found 2.0, allowed 4 with min_bits=4"),
+    ):
+        with pytest.raises(PolicyError) as error:
+            plan_run(model, NDP_SYSTEM, trace, f"context-aware:{text}")
+        assert str(error.value) == f"policy context-aware: option mean_bits: {words}"
+    assert plan_run(model, NDP_SYSTEM, trace, "context-aware:min_bits=4,mean_bits=4").plan.mean_bits == 4
+
+
+def test_widths_that_are_too_wide_are_named() -> None:
+    model = plain_model()
+    trace = small_trace(model, [(9, 6)])
+    wide = LossTable(np.ones((3, 4, 4)), "wide", bits=(2, 4, 6, 8))
+    run = plan_run(model, NDP_SYSTEM, trace, "context-aware:gpu_experts=2", losses=wide)
+    assert "widths 6, 8 of loss table wide are not used: near-data experts go up to 4 bits" in run.plan.notes
+    assert run.plan.replica_bits == (2.0, 4.0)
+    with pytest.raises(
+        PolicyError, match=r"kept: none from 1 to 4; width 8 of loss table eight is not used: near-data"
+    ):
+        plan_run(model, NDP_SYSTEM, trace, "context-aware", losses=LossTable(np.ones((3, 4, 1)), "eight", bits=(8,)))
+
+
+def test_options_without_effect_are_noted_and_can_still_be_combined() -> None:
+    model = plain_model()
+    trace = small_trace(model, [(9, 6)])
+    for text, words in (
+        (
+            "selector=uniform,objective=use,budget=at-most",
+            "no effect: objective=use, budget=at-most, as selector=uniform",
+        ),
+        ("selector=full,scope=model", "no effect: scope=model, as selector=full searches nothing"),
+        ("selector=uniform", None),
+        ("selector=optimum,objective=use,scope=model,budget=at-most", None),
+    ):
+        notes = plan_run(model, NDP_SYSTEM, trace, f"context-aware:gpu_experts=1,{text}").plan.notes
+        found = [note for note in notes if note.startswith("no effect")]
+        assert len(found) == (words is not None)
+        assert words is None or found[0].startswith(words)
+
+
+def test_a_mean_with_gaps_names_the_sequence_and_the_layer() -> None:
+    model = plain_model()
+    trace = small_trace(model, [(9, 6)])
+    few = LossTable(np.ones((3, 4, 2)), "few", bits=(2, 4))
+    for scope, words in (
+        ("layer", "the 3 experts of sequence 0, layer 0 cannot"),
+        ("model", "the 9 experts of sequence 0 cannot"),
+    ):
+        with pytest.raises(PolicyError, match=words):
+            plan_run(model, NDP_SYSTEM, trace, f"context-aware:gpu_experts=1,mean_bits=2.6,scope={scope}", losses=few)

@@ -510,7 +510,7 @@ def test_a_sweep_over_tables_names_them_all(tmp_path: Path) -> None:
     np.savez(tmp_path / "twice.npz", losses=2 * source.losses, output_variance=source.output_variance)
     axes = {"loss": [BUNDLED_LOSSES, str(tmp_path / "twice.npz")]}
     found = perfmodel.sweep(policy="hobbit", axes=axes, metrics="quant_loss", output=4, progress=False)
-    assert found.attrs["losses"] == f"{BUNDLED_LOSSES} (measured), twice (measured)"
+    assert found.attrs["losses"] == f"{BUNDLED_LOSSES} (measured), twice (origin not stated)"
     one, two = found["quant_loss"].values.ravel().tolist()
     assert one < two < 2 * one  # what is skipped loses the same
 
@@ -553,13 +553,15 @@ def test_the_front_of_latency_and_loss() -> None:
 def test_compare_shows_quality_beside_speed() -> None:
     arguments = ("compare", "--model", "mixtral-8x7b", *SMALL)
     text, document = command(*arguments), command(*arguments, "--json").document
-    table = losses_for(None, 32, 8)
-    assert document["losses"] == {"name": BUNDLED_LOSSES, "source": "measured", "hash": table.content_hash()}
+    table = losses_for(None, MoEModel.from_config("mixtral-8x7b"))
+    assert document["losses"] == {
+        "name": BUNDLED_LOSSES, "source": "measured", "model": "tiny-mixtral-32l", "hash": table.content_hash(),
+    }  # fmt: skip
     lines = text.out.splitlines()
     for start, name, scale in (
         ("quantisation loss, mean of decode picks", "quant_loss", 1.0),
         ("  over that of uniform bits", "quant_loss_vs_uniform", 1.0),
-        ("  over the unquantised output's variance", "quant_noise", 100.0),
+        ("  noise: loss over the output's variance", "quant_noise", 100.0),
     ):
         cells = next(line.split() for line in lines if line.startswith(start))[-4:]
         stated = [one[name] for one in document["evaluations"]]
@@ -609,3 +611,19 @@ def test_published_accuracies_are_context_only(monkeypatch: pytest.MonkeyPatch) 
     again = context.quality_context(bench)
     assert [row[:5] for row in again.rows] == [row[:5] for row in found.rows]
     assert again.rows[0].published_accuracy_percent == 70.03 / 2
+
+
+def test_compare_says_of_which_model_the_losses_are(tmp_path: Path) -> None:
+    arguments = ("compare", "--model", "mixtral-8x7b", "--policy", "context-aware", *SMALL)
+    note = f"- losses: {BUNDLED_LOSSES}, measured on tiny-mixtral-32l (hidden size 64), not on mixtral-8x7b"
+    assert any(line.startswith(note) for line in command(*arguments).out.splitlines())
+    path = tmp_path / "bare.npz"
+    np.savez(path, losses=LossTable.load(BUNDLED_LOSSES).losses)
+    document = command(*arguments, "--loss", path, "--json").document
+    assert (document["losses"]["source"], document["losses"]["model"]) == ("unstated", None)
+    assert "losses: bare (origin not stated)" in document["evaluations"][0]["notes"]
+
+
+def test_compare_refuses_a_plot_that_cannot_be_written_before_any_work() -> None:
+    arguments = ("compare", "--model", "mixtral-8x7b", "--plot", f"{__file__}/a.png", "--trace", "no-such-trace")
+    check_refusal(command(*arguments), "--plot", "is not a folder")

@@ -179,12 +179,19 @@ def test_the_command_writes_the_same_file_again(made: Place, tmp_path: Path) -> 
         answer = commands.run("losses", "capture", made.checkpoint, "--text", *made.texts, *options, "-o", file)
         assert answer.code == 0, answer.err
         assert answer.err == f"wrote {file}\n"
-    assert "toy-moe (mixtral): 100 tokens of 3 files, 80 kept, drawn with seed 0" in answer.out
+    assert "model 'toy-moe' (mixtral): 100 tokens of 3 files, 80 kept, drawn with seed 0" in answer.out
     assert files[0].read_bytes() == files[1].read_bytes()
-    again = commands.run("losses", "capture", made.checkpoint, "--text", *made.texts, "-o", files[0], "--json")
+    before = files[0].read_bytes()
+    same = commands.run("losses", "capture", made.checkpoint, "--text", *made.texts, *options, "-o", files[0])
+    assert (same.code, files[0].read_bytes()) == (0, before)
+    other = ["losses", "capture", made.checkpoint, "--text", *made.texts, "-o", files[0], "--json"]
+    refused = commands.run(*other)
+    commands.check_refusal(refused, str(files[0]), "tokens 100 there, 281 here", "--overwrite")
+    assert files[0].read_bytes() == before
+    again = commands.run(*other, "--overwrite")
     assert again.document["info"]["tokens"] == again.document["info"]["rows"] == 281
     assert again.document["rows_per_expert"]["mean"] == 281 * recorded.TOP_K / recorded.EXPERTS
-    loaded = Calibration.load(files[0])  # an earlier capture is replaced
+    loaded = Calibration.load(files[0])
     assert loaded.num_rows == 281
     assert loaded.info == again.document["info"]
     assert [one["name"] for one in loaded.info["texts"]] == ["first.txt", "second.txt", "third.txt"]
@@ -273,13 +280,19 @@ def test_outputs_that_are_something_else_are_left_alone(made: Place, tmp_path: P
     for name, words in (
         ("notes.npz", "exists and is no calibration file"),
         ("table.npz", "exists and is no calibration file"),
-        ("folder.npz", "exists and is no calibration file"),
+        ("folder.npz", "is no regular file"),
         ("rows.npy", "allowed: a name that ends in .npz"),
         ("rows", "allowed: a name that ends in .npz"),
         ("file/rows.npz", "is not a folder that can be written"),
     ):
         answer = commands.run("losses", "capture", made.checkpoint, "--text", "absent", "-o", tmp_path / name)
         commands.check_refusal(answer, str(tmp_path / name), words)  # before the text is looked at
+        both = commands.run(
+            "losses", "capture", made.checkpoint, "--text", "absent", "-o", tmp_path / name, "--overwrite"
+        )
+        commands.check_refusal(both, str(tmp_path / name), words)
+    long = commands.run("losses", "capture", made.checkpoint, "--text", "absent", "-o", tmp_path / f"{'n' * 240}.npz")
+    commands.check_refusal(long, "too long", "shorter name")
     assert (tmp_path / "notes.npz").read_text(encoding="utf-8") == "mine"
 
 
@@ -354,6 +367,10 @@ def test_code_in_a_checkpoint_is_never_run(made: Place, tmp_path: Path) -> None:
 def test_wrong_values_from_python(made: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PerfModelError, match=r"text: found no file"):
         capture(made.checkpoint, [])
+    with pytest.raises(PerfModelError, match=r"overwrite: of no use without an output"):
+        capture(made.checkpoint, made.texts, overwrite=True)
+    with pytest.raises(PerfModelError, match=r"overwrite: found 1, allowed True or False"):
+        capture(made.checkpoint, made.texts, overwrite=1)  # type: ignore[arg-type]
     with pytest.raises(PerfModelError, match=r"dtype: found int8, allowed: float32, bfloat16, float16"):
         capture(made.checkpoint, made.texts, dtype="int8")
     with pytest.raises(PerfModelError, match=r"rows: found 2.5, allowed: a whole number"):

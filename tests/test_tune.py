@@ -42,7 +42,20 @@ def front_of(latency: np.ndarray, loss: np.ndarray) -> Front:
     nothing = np.empty(0)
     means = np.linspace(1, 4, latency.shape[1])
     whole = np.empty(0, np.int64)
-    return Front(means, latency, loss, 2 * loss, nothing, nothing, nothing, nothing, whole, whole, 0)
+    return Front(
+        means,
+        np.tile(means, (len(latency), 1)),
+        latency,
+        loss,
+        2 * loss,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        whole,
+        whole,
+        0,
+    )
 
 
 @st.composite
@@ -177,7 +190,7 @@ def test_the_choice_priced_again(text: str) -> None:
 
 def test_all_at_their_own_mean_is_one_mean_where_all_choose_the_same() -> None:
     for metric in ("mean", "p99", "max"):
-        for limit in ({"target_tpot_ms": 1e9}, {"max_loss": 1e9}, {"max_noise": 1e9}):
+        for limit in ({"target_tpot_ms": 1e9}, {"max_loss": 1e9}, {"max_noise": 1.0}):
             found = tune(scenario(), metric=metric, **limit)
             if len(set(found.chosen.tolist())) > 1:
                 continue
@@ -197,9 +210,9 @@ def test_one_mean_for_all_is_the_best_there_is() -> None:
     by_name = {one.rule: one for one in found.compared}
     good = [int((front.latency_s[:, m] <= found.limit.value).sum()) for m in range(len(front.mean_bits))]
     most = max(m for m, count in enumerate(good) if count == max(good))
-    assert by_name["one mean, kept by most sequences"].mean_bits == front.mean_bits[most]
+    assert by_name["one mean, limit kept by most"].mean_bits == front.mean_bits[most]
     whole = max(m for m, t in enumerate(front.pooled_latency_s.tolist()) if t <= found.limit.value)
-    assert by_name["one mean, kept on the whole"].mean_bits == front.mean_bits[whole]
+    assert by_name["one mean, limit kept on average"].mean_bits == front.mean_bits[whole]
     # As many sequences keep the target, and none of them loses more than with one mean for all.
     assert by_name["a mean for every sequence"].met >= max(good)
     assert (found.chosen[found.met & (front.latency_s[:, most] <= found.limit.value)] >= most).all()
@@ -294,16 +307,19 @@ def test_a_limit_that_no_mean_keeps() -> None:
     [
         ({}, "found none, allowed exactly one of target_tpot_ms, max_loss, max_noise"),
         ({"target_tpot_ms": 5, "max_loss": 1}, "found target_tpot_ms and max_loss"),
-        ({"target_tpot_ms": 0}, "target_tpot_ms: found 0, allowed a number above 0"),
+        (
+            {"target_tpot_ms": 0},
+            "target of the time per output token: found 0, allowed a number of milliseconds above 0",
+        ),
         ({"target_tpot_ms": -1}, "found -1"),
         ({"target_tpot_ms": math.nan}, "found nan"),
         ({"target_tpot_ms": math.inf}, "found inf"),
         ({"target_tpot_ms": "5"}, "found '5'"),
         ({"target_tpot_ms": True}, "found True"),
-        ({"max_loss": -0.5}, "max_loss: found -0.5, allowed a number from 0"),
-        ({"max_noise": math.nan}, "max_noise: found nan"),
+        ({"max_loss": -0.5}, "ceiling of the loss: found -0.5, allowed a number from 0"),
+        ({"max_noise": math.nan}, "ceiling of the noise: found nan, allowed a number from 0, or a text such as 3%"),
         ({"max_loss": 1, "metric": "p101"}, "metric"),
-        ({"max_loss": 1, "metric": "ttft_s"}, "found 'ttft_s', allowed mean, max or a percentile such as p99"),
+        ({"max_loss": 1, "metric": "ttft_s"}, "found 'ttft_s', allowed mean, max or p0 to p100"),
         ({"max_loss": 1, "metric": "p099"}, "its name is tpot_p99_s"),
         ({"max_loss": 1, "metric": 99}, "found 99"),
         ({"max_loss": 1, "policy": "hobbit"}, "policy"),
@@ -392,7 +408,7 @@ def test_the_command_says_what_the_function_says(tmp_path: Path) -> None:
     for words in (
         "context-aware: the mean with the most bits for every sequence, tpot_mean at most", "tpot_mean [ms]",
         "loss over own [1]",
-        "a mean for every sequence", "one mean, kept by most sequences", "fixed 2 bits", "note: means are chosen from",
+        "a mean for every sequence", "one mean, limit kept by most", "fixed 2 bits", "note: means are chosen from",
         "weakest source of a number", "4 intl", f"{expected.compared[0].met} of 6",
     ):  # fmt: skip
         assert words in text
@@ -410,7 +426,7 @@ def test_sequences_that_miss_the_limit_are_listed(tmp_path: Path) -> None:
     answer = run("tune", "--target-tpot-ms", target, *SHORT)
     assert answer.code == 1
     assert answer.err == ""
-    assert "3 of 6 sequences keep the limit at no mean; theirs is the nearest to it" in answer.out
+    assert "3 of 6 sequences cannot keep the limit; their nearest mean is shown" in answer.out
     assert sum(line.endswith(" no") for line in answer.out.splitlines()) == 3
     # One policy may have no answer at all while another has one.
     csv = tmp_path / "bits.csv"
@@ -429,20 +445,20 @@ def test_several_policies_and_tables(tmp_path: Path) -> None:
     csv, plot = tmp_path / "bits.csv", tmp_path / "bits.png"
     policies = ("context-aware:objective=use", "static:min_bits=2", "context-aware:scope=model,gpu_experts=6")
     given_policies = [word for one in policies for word in ("--policy", one)]
-    answer = run("tune", "--max-noise", 1e9, "--metric", "p99", *given_policies, *SHORT, "-o", csv, "--plot", plot)
+    answer = run("tune", "--max-noise", "100%", "--metric", "p99", *given_policies, *SHORT, "-o", csv, "--plot", plot)
     assert answer.code == 0, answer
     assert plot.stat().st_size > 1000
     table = pd.read_csv(csv)
     assert list(table.columns) == [
-        "policy", "sequence", AXIS, "tpot_p99_s", "quant_loss", "quant_noise", "chosen", "met",
+        "policy", "sequence", AXIS, "tpot_p99_s", "quant_loss", "quant_noise", "spent_bits", "chosen", "met",
     ]  # fmt: skip
     chosen = table[table.chosen == 1]
     for one in policies:
-        expected = tune(scenario(one), max_noise=1e9, metric="p99")
+        expected = tune(scenario(one), max_noise=1, metric="p99")
         own = chosen[chosen.policy == one]
         assert_allclose(own[AXIS], expected.mean_bits, rtol=0, atol=0)
         assert_allclose(own.tpot_p99_s, expected.latency_s, rtol=0, atol=0)
-        assert f"{one}: the mean with the least time for every sequence, noise at most 1e+09" in answer.out
+        assert f"{one}: the mean with the least time for every sequence, noise at most 1" in answer.out
     assert "time over own [1]" in answer.out
 
 
@@ -452,13 +468,13 @@ def test_several_policies_and_tables(tmp_path: Path) -> None:
         ((), ("--target-tpot-ms", "--max-loss", "--max-noise")),
         (("--target-tpot-ms", "5", "--max-loss", "1"), ("not allowed with",)),
         (("--target-tpot-ms", "x"), ("--target-tpot-ms", "'x'")),
-        (("--target-tpot-ms", "nan"), ("target_tpot_ms", "found nan", "above 0")),
+        (("--target-tpot-ms", "nan"), ("time per output token", "found nan", "above 0")),
         (("--target-tpot-ms", "-3"), ("found -3",)),
         (("--target-tpot-ms", "0"), ("found 0",)),
-        (("--max-loss", "-1"), ("max_loss", "from 0")),
-        (("--max-noise", "inf"), ("max_noise", "found inf")),
+        (("--max-loss", "-1"), ("ceiling of the loss", "from 0")),
+        (("--max-noise", "inf"), ("ceiling of the noise", "found 'inf'")),
         (("--target-tpot-ms", "5", "--target-tpot-ms", "6"), ("given twice",)),
-        (("--target-tpot-ms", "5", "--metric", "p9x"), ("metric: found 'p9x'", "such as p99")),
+        (("--target-tpot-ms", "5", "--metric", "p9x"), ("metric: found 'p9x'", "p0 to p100")),
         (("--target-tpot-ms", "5", "--policy", "monde"), ("no bit budget", "context-aware, static")),
         (("--target-tpot-ms", "5", "--policy", "context-aware:mean_bits=2"), ("leave it out",)),
         (("--target-tpot-ms", "5", "--policy", "contextaware"), ("did you mean context-aware",)),
@@ -514,3 +530,141 @@ def test_figures_of_every_kind_of_limit(tmp_path: Path) -> None:
     noiseless = dataclasses.replace(tune(scenario(losses=unknown), max_loss=1), limit=Limit("noise", 1.0))
     with pytest.raises(PerfModelError, match="nothing to draw"):
         control_figure([noiseless], one)
+
+
+# --- what is spent, and what is said ---
+
+
+def test_all_together_weigh_sequences_by_their_tokens_and_picks() -> None:
+    """Sequences of unequal length that choose differently, against every decode step priced alone."""
+    model = plain_model(num_experts=6)
+    lengths = [(9, 2), (7, 41), (12, 11)]
+    trace = small_trace(model, lengths, seed=5)
+    rng = np.random.default_rng(3)
+    losses = rng.random((3, 6, 4)) * [8.0, 4.0, 2.0, 1.0]
+    table = LossTable(losses, "mine", output_variance=rng.random((3, 6)) + 5.0)
+    given_scenario = Scenario.of(model, "h100-cxl-ndp", trace, "context-aware:gpu_experts=2", losses=table)
+    every = range(3)
+    front = tune(given_scenario, target_tpot_ms=1e9).front
+    for limit in sorted(set(front.loss.ravel().tolist())):
+        found = tune(given_scenario, max_loss=limit) if (front.loss.min(axis=1) <= limit).all() else None
+        if found is not None and len(set(found.chosen.tolist())) == 3:
+            break
+    else:
+        raise AssertionError("no limit at which all sequences choose differently")
+    runs = [
+        plan_run(
+            model, "h100-cxl-ndp", trace.sequences([s]), f"context-aware:gpu_experts=2,mean_bits={bits!r}", losses=table
+        )
+        for s, bits in enumerate(found.mean_bits.tolist())
+    ]
+    assert found.front.tokens.tolist() == [2, 41, 11]
+    steps = np.concatenate([one.token_times(hardware_point(one.system)) for one in runs])
+    loss = sum(runs[s].quality.loss * lengths[s][1] for s in every) / 54
+    variance = sum(runs[s].quality.loss / runs[s].quality.noise * lengths[s][1] for s in every) / 54
+    own = found.compared[0]
+    assert_allclose((own.latency_s, own.loss), (steps.mean(), loss), rtol=1e-12, atol=0)
+    assert_allclose(own.noise, loss / variance, rtol=1e-12, atol=0)
+    assert abs(own.loss / np.mean([one.quality.loss for one in runs]) - 1) > 1e-3  # the lengths matter
+
+
+def test_bits_that_are_not_spent_are_said() -> None:
+    """A table whose fourth bit harms half of the experts: a ceiling leaves it, an exact budget does not."""
+    losses = np.tile([8.0, 4.0, 2.0, 1.0], (32, 8, 1))
+    losses[:, ::2, 3] = 3.0
+    table = LossTable(losses, "harmful", output_variance=np.full((32, 8), 16.0))
+    found = tune(scenario("context-aware:budget=at-most", losses=table), target_tpot_ms=1e9)
+    assert_array_equal(found.mean_bits, 4.0)
+    assert (found.spent_bits < 4.0).all()
+    assert len(set(found.spent_bits.tolist())) > 1
+    for s, expected in enumerate(found.spent_bits.tolist()):
+        text = "context-aware:budget=at-most,mean_bits=4"
+        one = plan_run(
+            "mixtral-8x7b", "h100-cxl2-ndp", recording().sequences([s]), text, prompt=16, output=24, losses=table
+        )
+        assert_allclose(one.plan.mean_bits, expected, rtol=1e-12, atol=0)
+    document = found.to_dict()
+    assert [row["spent_bits"] for row in document["sequences"]] == found.spent_bits.tolist()
+    fixed = {one.rule: one for one in found.compared}["fixed 3 bits"]
+    assert (fixed.mean_bits, fixed.spent_bits) == (3.0, 3.0)
+    assert_allclose(found.compared[0].spent_bits, found.spent_bits.mean(), rtol=1e-12, atol=0)
+    assert any("near-data experts a layer spend" in note and "of at most 4 bits" in note for note in found.notes)
+    exact = tune(scenario(losses=table), target_tpot_ms=1e9)
+    assert_allclose(exact.front.spent_bits, np.tile(exact.front.mean_bits, (6, 1)), rtol=1e-12, atol=0)
+
+
+def test_the_command_shows_what_is_spent_where_it_differs(tmp_path: Path) -> None:
+    path = tmp_path / "harmful.npz"
+    np.savez(path, losses=np.tile([8.0, 4.0, 2.0, 3.0], (32, 8, 1)))
+    arguments = ("tune", "--target-tpot-ms", 1e6, "--loss", path, *SHORT)
+    text = run(*arguments, "--policy", "context-aware:budget=at-most").out
+    assert "mean bits  spent  tpot_mean [ms]" in text
+    rows = [line.split() for line in text.splitlines() if line.endswith("yes")]
+    assert [(row[3], row[4]) for row in rows] == [("4", "3")] * 6
+    assert "fixed 3 bits" in text
+    assert "spent" not in run(*arguments).out
+
+
+def test_the_lowest_width_may_be_the_widest() -> None:
+    for limit in ({"target_tpot_ms": 1e9}, {"max_loss": 1e9}):
+        found = tune(scenario("context-aware:min_bits=4"), **limit)
+        assert_array_equal(found.front.mean_bits, [4.0])
+        assert found.met.all()
+
+
+def test_widths_above_four_are_left_with_a_note() -> None:
+    wide = LossTable(np.tile([4.0, 2.0, 1.0, 0.1], (32, 8, 1)), "wide", bits=(2, 3, 4, 8))
+    found = tune(scenario(losses=wide), target_tpot_ms=1e9)
+    assert found.front.mean_bits[-1] == 4.0
+    note = "width 8 of loss table wide is not used: near-data experts go up to 4 bits"
+    assert note in found.notes
+    two = LossTable(np.ones((32, 8, 2)), "two", bits=(2, 8))
+    found = tune(scenario(losses=two), target_tpot_ms=1e9)
+    assert_array_equal(found.front.mean_bits, [2.0])
+
+
+def test_noise_without_a_table_of_the_model() -> None:
+    model = plain_model(num_experts=16)
+    one = Scenario.of(model, "h100-cxl-ndp", small_trace(model, [(5, 4)]), "context-aware:gpu_experts=2")
+    with pytest.raises(PerfModelError, match=r"no loss table of 16 experts a layer is bundled.*losses build.*--loss"):
+        tune(one, max_noise=0.1)
+    assert tune(one, max_loss=1.0).met.all()
+
+
+def test_noise_may_be_given_in_percent() -> None:
+    share = tune(scenario(), max_noise=0.05)
+    for text in ("5%", " 5 %", "0.05"):
+        assert tune(scenario(), max_noise=text).limit == share.limit
+    answer = run("tune", "--max-noise", "5%", *SHORT, "--json")
+    assert json.loads(answer.out)["answers"][0]["limit"] == 0.05
+    for value, words in (
+        (3, "found 3, allowed a share of the variance from 0 to 1; for 3 % give 0.03 or 3%"),
+        (1.5, "for 1.5 % give 0.015 or 1.5%"),
+        ("300%", "found '300%', allowed a share of the variance from 0 to 1"),
+        ("3 percent", "found '3 percent', allowed a number from 0, or a text such as 3%"),
+        ("%", "found '%'"),
+        ("-1%", "found '-1%'"),
+        (1e9, "found 1000000000.0, allowed a share of the variance from 0 to 1$"),
+    ):
+        with pytest.raises(PerfModelError, match=f"tune: ceiling of the noise: .*{words}"):
+            tune(scenario(), max_noise=value)
+
+
+def test_left_over_arguments_name_the_help_of_the_command() -> None:
+    check_refusal(run("tune", "--max-loss", 1, "--bogus"), "--bogus", "(see perfmodel tune --help)")
+    check_refusal(run("losses", "show", "x", "--bogus"), "--bogus", "(see perfmodel losses show --help)")
+
+
+def test_few_sequences_are_numbered_in_the_figure() -> None:
+    one = scenario()
+    found = tune(one, target_tpot_ms=1e9)
+    figure = control_figure([found], one)
+    (axes,) = figure.axes
+    assert sorted(text.get_text() for text in axes.texts) == list("012345")
+    assert "Numbers name the sequences: 0 python, 1 english, 2 html" in " ".join(figure.get_supxlabel().split())
+    for text in axes.texts:
+        s = int(text.get_text())
+        assert_allclose(text.xy, (found.loss[s], 1e3 * found.latency_s[s]), rtol=1e-12, atol=0)
+    model = plain_model()
+    many = Scenario.of(model, "h100-cxl-ndp", small_trace(model, [(3, 2)] * 9), "context-aware:gpu_experts=1")
+    assert not control_figure([tune(many, target_tpot_ms=1e9)], many).axes[0].texts

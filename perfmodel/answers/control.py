@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from perfmodel.answers.control_choice import Compared, Limit, choice, compared
 from perfmodel.answers.control_front import AXIS, Floats, Front, priced_front
 from perfmodel.answers.curve import checked_scenario, one_policy
+from perfmodel.bitwidth import losses_for
 from perfmodel.errors import NoAnswerError, PerfModelError
 from perfmodel.evaluation import metric as find_metric
 from perfmodel.evaluation import percentile_of
@@ -63,6 +64,11 @@ class Tuning:
         return self.front.mean_bits[self.chosen]
 
     @property
+    def spent_bits(self) -> Floats:
+        """Mean width that the near-data experts of every sequence really have at its choice [S] [bit]."""
+        return self._at_choice(self.front.spent_bits)
+
+    @property
     def latency_s(self) -> Floats:
         """Time per output token of every sequence at its choice [S] [s]."""
         return self._at_choice(self.front.latency_s)
@@ -83,10 +89,10 @@ class Tuning:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON; None stands for what is unknown."""
         rows = zip(
-            self.labels, self.front.tokens.tolist(), self.mean_bits.tolist(), self.latency_s.tolist(),
-            self.loss.tolist(), self.noise.tolist(), self.met.tolist(), strict=True,
+            self.labels, self.front.tokens.tolist(), self.mean_bits.tolist(), self.spent_bits.tolist(),
+            self.latency_s.tolist(), self.loss.tolist(), self.noise.tolist(), self.met.tolist(), strict=True,
         )  # fmt: skip
-        names = ("label", "tokens", "mean_bits", "latency_s", "loss", "noise", "met")
+        names = ("label", "tokens", "mean_bits", "spent_bits", "latency_s", "loss", "noise", "met")
         arrays = {name: value.tolist() for name, value in self.front._asdict().items() if name != "thinned"}
         found = {
             "policy": self.policy,
@@ -107,7 +113,7 @@ def tune(
     *,
     target_tpot_ms: float | None = None,
     max_loss: float | None = None,
-    max_noise: float | None = None,
+    max_noise: float | str | None = None,
     metric: str = "mean",
     policy: str | int | None = None,
     progress: Report | None = None,
@@ -128,7 +134,8 @@ def tune(
     scenario : what is priced; sequences are those of its trace.
     target_tpot_ms : limit of the time per output token of every sequence [ms].
     max_loss : limit of every sequence's expected quantisation loss, in the unit of the loss table.
-    max_noise : the same as a share of the variance of the experts' unquantised output [1].
+    max_noise : the same as a share of the variance of the experts' unquantised output [1], at most 1; or a text such
+        as ``3%``.
     metric : which time per output token: ``mean``, ``max``, or a percentile of the sequence's own decode steps such
         as ``p99``.
     policy : which of the scenario's policies, by text or number; needed only if there are several.
@@ -147,8 +154,7 @@ def tune(
     name = latency_metric(metric)
     front = priced_front(scenario, label, name, progress)
     if np.isnan(limit.of(front)).all():
-        reasons = [note for note in _rests_on(scenario, label, front.mean_bits.tolist()) if "unknown" in note]
-        raise PerfModelError(f"tune: the {limit.what} of {label} is unknown: {'; '.join(reasons)}")
+        raise PerfModelError(f"tune: the {limit.what} of {label} is unknown: {_why_unknown(scenario, label, front)}")
     chosen, met = choice(limit, front)
     found = Tuning(
         policy=label,
@@ -180,7 +186,7 @@ def latency_metric(text: object) -> str:
         full = text if text.startswith("tpot_") else f"tpot_{text}_s"
         if full == "tpot_mean_s" or percentile_of(full) is not None:
             return find_metric(full).name
-    raise PerfModelError(f"metric: found {shown(text)}, allowed mean, max or a percentile such as p99")
+    raise PerfModelError(f"metric: found {shown(text)}, allowed mean, max or p0 to p100 (a percentile, such as p99)")
 
 
 def _limit(target_tpot_ms: object, max_loss: object, max_noise: object) -> Limit:
@@ -191,15 +197,37 @@ def _limit(target_tpot_ms: object, max_loss: object, max_noise: object) -> Limit
         found = " and ".join(stated) or "none"
         raise PerfModelError(f"tune: found {found}, allowed exactly one of {', '.join(given)}")
     ((name, value),) = stated.items()
-    number = real(value)
+    number = _share(value) if name == "max_noise" and isinstance(value, str) else real(value)
     ceiling = name != "target_tpot_ms"
     if number is None or not (0.0 < number < math.inf or (ceiling and number == 0.0)):
+        allowed = "a number from 0" if ceiling else "a number of milliseconds above 0"
+        share = ", or a text such as 3%" if name == "max_noise" else ""
+        raise PerfModelError(f"tune: {_LIMITS[name]}: found {shown(plain(value))}, allowed {allowed}{share}")
+    if name == "max_noise" and number > 1.0:
+        hint = f"; for {number:g} % give {number / 100:g} or {number:g}%" if number <= 100.0 else ""
         raise PerfModelError(
-            f"{name}: found {shown(plain(value))}, allowed a number {'from' if ceiling else 'above'} 0"
+            f"tune: {_LIMITS[name]}: found {shown(plain(value))}, allowed a share of the variance from 0 to 1{hint}"
         )
     if not ceiling:
         return Limit("latency", number * 1e-3)
     return Limit("loss" if name == "max_loss" else "noise", number)
+
+
+#: What the limits are called.
+_LIMITS = {
+    "target_tpot_ms": "target of the time per output token",
+    "max_loss": "ceiling of the loss",
+    "max_noise": "ceiling of the noise",
+}
+
+
+def _share(text: str) -> float | None:
+    """Number that a text such as ``0.03`` or ``3%`` means; None where it means none."""
+    digits = text.strip()
+    try:
+        return float(digits.removesuffix("%")) / (100.0 if digits.endswith("%") else 1.0)
+    except ValueError:
+        return None
 
 
 def _labels(scenario: Scenario, label: str) -> tuple[str, ...]:
@@ -217,9 +245,6 @@ def _notes(limit: Limit, front: Front, chosen: NDArray[np.int64], met: NDArray[n
     ]
     if front.thinned:
         notes.append(f"{len(front.mean_bits)} of the {front.thinned} means that the budget can have were priced")
-    falling = int((np.diff(front.latency_s, axis=1) < 0).any(axis=1).sum())
-    if falling:
-        notes.append(f"the time per output token falls somewhere as the mean rises, in {falling} of {every} sequences")
     if limit.what == "latency":
         better = [
             bool((front.loss[s, front.latency_s[s] <= limit.value] < front.loss[s, chosen[s]]).any())
@@ -233,6 +258,19 @@ def _notes(limit: Limit, front: Front, chosen: NDArray[np.int64], met: NDArray[n
 def _rests_on(scenario: Scenario, label: str, means: Iterable[float]) -> list[str]:
     """What the plans and their losses rest on."""
     return gathered(scenario, [(label, {AXIS: mean}) for mean in means], metrics=["quant_loss"])
+
+
+def _why_unknown(scenario: Scenario, label: str, front: Front) -> str:
+    """Why no mean has a known loss or noise, and what can be asked instead."""
+    run = scenario.run(label, {AXIS: float(front.mean_bits[0])})
+    table = losses_for(run.losses, run.model)
+    if table.source == "assumed":
+        return (
+            f"no loss table of {run.model.num_experts} experts a layer is bundled, and the assumed one has no output"
+            " variances; build a table (perfmodel losses build) and give it with --loss (losses), or limit the time per"
+            " output token or the loss"
+        )
+    return "; ".join(note for note in _rests_on(scenario, label, front.mean_bits.tolist()) if "unknown" in note)
 
 
 def _nowhere(found: Tuning) -> NoAnswerError:

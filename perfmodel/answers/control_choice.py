@@ -37,12 +37,14 @@ class Limit(NamedTuple):
 class Compared(NamedTuple):
     """All sequences together under one rule.
 
-    rule : how the mean is chosen. mean_bits : mean over the sequences [bit].
+    rule : how the mean is chosen. mean_bits : mean over the sequences [bit]. spent_bits : mean over the sequences of
+        the width that near-data experts really have [bit].
     latency_s, loss, noise : over all decode steps and picks. met : sequences that keep the limit.
     """
 
     rule: str
     mean_bits: float
+    spent_bits: float
     latency_s: float
     loss: float
     noise: float
@@ -90,16 +92,22 @@ def compared(
     def single(rule: str, place: int) -> Compared:
         latency, loss, noise = (one[place] for one in (front.pooled_latency_s, front.pooled_loss, front.pooled_noise))
         return Compared(
-            rule, float(front.mean_bits[place]), float(latency), float(loss), float(noise), int(good[place])
+            rule,
+            float(front.mean_bits[place]),
+            float(front.spent_bits[:, place].mean()),
+            float(latency),
+            float(loss),
+            float(noise),
+            int(good[place]),
         )
 
     rows = [_own(scenario, label, metric, limit, front, chosen)]
     most = np.flatnonzero(good == good.max())
     best = _best(limit, most, front.pooled_latency_s, front.pooled_loss)
-    rows.append(single("one mean, kept by most sequences", best))
+    rows.append(single("one mean, limit kept by most", best))
     place, reached = _one(limit, limit.pooled(front), front.pooled_latency_s, front.pooled_loss)
     if reached:
-        rows.append(single("one mean, kept on the whole", place))
+        rows.append(single("one mean, limit kept on average", place))
     places = [place for bits in _FIXED for place in np.flatnonzero(front.mean_bits == bits).tolist()]
     return (*rows, *(single(f"fixed {front.mean_bits[place]:g} bits", place) for place in places))
 
@@ -120,6 +128,7 @@ def _own(
     return Compared(
         rule="a mean for every sequence",
         mean_bits=float(front.mean_bits[chosen].mean()),
+        spent_bits=float(front.spent_bits[own].mean()),
         latency_s=latency_of(np.concatenate(steps), metric),
         loss=loss,
         noise=0.0 if loss == 0.0 else loss / variance if variance > 0.0 else math.nan,

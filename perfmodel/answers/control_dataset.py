@@ -31,10 +31,12 @@ def control_dataset(scenario: Scenario, found: Sequence[Tuning]) -> xr.Dataset:
     means = np.unique(np.concatenate([one.front.mean_bits for one in found]))
     shape = (len(found), len(first.labels), len(means))
     names = {"latency_s": find_metric(first.metric), "loss": METRICS["quant_loss"], "noise": METRICS["quant_noise"]}
+    spent = np.full(shape, np.nan)
     tables = {name: np.full(shape, np.nan) for name in names}
     chosen, met = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for p, one in enumerate(found):
         at = np.searchsorted(means, one.front.mean_bits)
+        spent[p][:, at] = one.front.spent_bits
         for name, table in tables.items():
             table[p][:, at] = getattr(one.front, name)
         chosen[p, np.arange(shape[1]), at[one.chosen]] = 1
@@ -50,7 +52,9 @@ def control_dataset(scenario: Scenario, found: Sequence[Tuning]) -> xr.Dataset:
         kind.name: (dims, tables[name], {"units": kind.unit, "long_name": kind.meaning, "family": kind.family})
         for name, kind in names.items()
     }
+    width = {"units": "bit", "long_name": "mean bits that near-data experts really have"}
     flags = {
+        "spent_bits": (dims, spent, width),
         "chosen": (dims, chosen, {"units": "1", "long_name": "1 for the mean that the sequence gets"}),
         "met": (dims, met, {"units": "1", "long_name": "1 where the limit is kept"}),
     }

@@ -32,7 +32,9 @@ Floats = NDArray[np.float64]
 class Front(NamedTuple):
     """Every mean that was priced.
 
-    mean_bits : float64 [M], rising [bit].
+    mean_bits : float64 [M], rising [bit]; what the budget says.
+    spent_bits : float64 [S, M], mean width that every sequence's near-data experts really have, which a budget that is
+        a ceiling may leave below it [bit]; NaN where none is quantised.
     latency_s, loss, noise : float64 [S, M], of every sequence's own decode steps; NaN where unknown.
     pooled_latency_s, pooled_loss, pooled_noise : float64 [M], of all sequences together, with one mean for all.
     variance : float64 [S], mean output variance of the experts that every sequence picks while decoding.
@@ -41,6 +43,7 @@ class Front(NamedTuple):
     """
 
     mean_bits: Floats
+    spent_bits: Floats
     latency_s: Floats
     loss: Floats
     noise: Floats
@@ -80,15 +83,16 @@ def priced_front(scenario: Scenario, label: str, metric: str, progress: Report |
     for mean, run in _runs(scenario, label, means, progress):
         point = hardware_point(run.system)
         own = run.sequence_quality
-        columns.append((sequence_latency(run, metric), own.loss, own.noise))
+        columns.append((_spent(run), sequence_latency(run, metric), own.loss, own.noise))
         latency = float(run.metrics((metric,), point[None])[metric][0])
         pooled.append((latency, run.quality.loss, run.quality.noise))
         found.append(mean)
-    latency_s, loss, noise = (np.ascontiguousarray(np.stack(one, axis=1)) for one in zip(*columns, strict=True))
+    spent, latency_s, loss, noise = (np.ascontiguousarray(np.stack(one, axis=1)) for one in zip(*columns, strict=True))
     pooled_latency_s, pooled_loss, pooled_noise = np.array(pooled, dtype=np.float64).T
     tokens = np.diff(first.plan.offsets).astype(np.int64)
     return Front(
         np.array(found),
+        spent,
         latency_s,
         loss,
         noise,
@@ -102,10 +106,16 @@ def priced_front(scenario: Scenario, label: str, metric: str, progress: Report |
     )
 
 
+def _spent(run: Run) -> Floats:
+    """Mean width of the near-data experts of every sequence [S] [bit]; NaN where none is quantised."""
+    spent = run.plan.sequence_bits
+    return np.full(len(run.plan.offsets) - 1, np.nan) if spent is None else spent
+
+
 def _variance(run: Run) -> Floats:
     """Mean output variance of the experts that every sequence picks while decoding [S]; NaN where unknown."""
     counts = statistics.selection_counts(run.replay.trace, "decode")
-    variance = losses_for(run.losses, *counts.shape[1:]).output_variance
+    variance = losses_for(run.losses, run.model).output_variance
     if variance is None:
         return np.full(len(counts), np.nan)
     return np.asarray((counts * variance).sum(axis=(1, 2)) / np.maximum(counts.sum(axis=(1, 2)), 1))

@@ -3,9 +3,10 @@
 from perfmodel.bitwidth.budget import BUDGETS, Budget
 from perfmodel.bitwidth.front import BitwidthFront, bitwidth_front
 from perfmodel.bitwidth.objective import OBJECTIVES, Objective, assigned_loss, objective_weights
+from perfmodel.bitwidth.of_model import BUNDLED_LOSSES, losses_for
 from perfmodel.bitwidth.problem import SCOPES, Scope
 from perfmodel.bitwidth.select import optimal_bitwidths, select_bitwidths
-from perfmodel.bitwidth.table import BITS, BUNDLED_LOSSES, LossTable, losses_for
+from perfmodel.bitwidth.table import BITS, LossTable, at_width
 
 __all__ = [
     "BITS",
@@ -19,6 +20,7 @@ __all__ = [
     "Objective",
     "Scope",
     "assigned_loss",
+    "at_width",
     "bitwidth_front",
     "losses_for",
     "objective_weights",

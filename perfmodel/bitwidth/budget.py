@@ -1,7 +1,7 @@
 """What a budget comes to in steps of cost, and which budgets cannot be met."""
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,17 +15,25 @@ from perfmodel.routing.npz import shown
 Budget = Literal["exact", "at-most"]
 BUDGETS: tuple[Budget, ...] = ("exact", "at-most")
 
-# Both undo rounding in a product such as 10 * (2.3 - 1): a part of a step, and a few units in the last place.
+# Both undo rounding in a product such as 10 * (2.3 - 1): a part of a step, and a few units in the last place of the
+# whole product, since a mean is rounded at its own size rather than at what it exceeds the lowest width by.
 _SLACK, _RELATIVE = 1e-9, 1e-15
 
 
-def increments(num_experts: int, mean_bits: float, lowest: int) -> int:
+@overload
+def increments(num_experts: float, mean_bits: float, lowest: int) -> int: ...
+@overload
+def increments(num_experts: NDArray[np.float64], mean_bits: float, lowest: int) -> NDArray[np.int64]: ...
+def increments(num_experts: float | NDArray[np.float64], mean_bits: float, lowest: int) -> int | NDArray[np.int64]:
     """One-bit increments above the lowest width that a mean allows experts of one size [bit].
 
-    Equation: ``floor(num_experts * (mean_bits - lowest))``, where a product just below a whole number counts as it.
+    Equation: ``floor(num_experts * (mean_bits - lowest))``, where a product just below a whole number counts as it:
+    by less than 1e-9, or than rounding of a large product.
+
+    num_experts : experts that share the budget; or how many times the common divisor of their sizes goes into the sum
     """
-    exact = num_experts * (mean_bits - lowest)
-    return math.floor(exact + (_SLACK + _RELATIVE * exact))
+    allowed = num_experts * (mean_bits - lowest) + (_SLACK + _RELATIVE * mean_bits * num_experts)
+    return np.floor(allowed).astype(np.int64) if isinstance(allowed, np.ndarray) else math.floor(allowed)
 
 
 def budget_steps(
@@ -41,8 +49,7 @@ def budget_steps(
             raise PolicyError("mean_bits and max_bytes are both given; a budget is one of them")
         return _within_bytes(problem, max_bytes, sized)
     mean, lowest = mean_within(mean_bits, problem.bits), problem.bits[0]
-    exact = problem.parameters / problem.size_step * (mean - lowest)
-    above_lowest = np.floor(exact + (_SLACK + _RELATIVE * exact)).astype(np.int64) * problem.size_step
+    above_lowest = increments(problem.parameters / problem.size_step, mean, lowest) * problem.size_step
     room = above_lowest - (problem.base - problem.parameters * lowest)
     _refuse_too_little(problem, room, "mean_bits", mean_bits)
     ceiling = ~problem.one_size if budget == "exact" else np.ones(len(room), np.bool_)
@@ -91,4 +98,9 @@ def refuse_unreachable(problem: Problem, group: int, room: NDArray[np.int64], me
 def _place(problem: Problem, group: int) -> str:
     """Which group, where there are several."""
     index = [int(i) for i in np.unravel_index(group, problem.lead)] if problem.lead else []
-    return f" of {'model' if problem.scope == 'model' else 'layer'} {index}" if index else ""
+    names = ("sequence",) if problem.scope == "model" else ("sequence", "layer")
+    if len(index) > len(names):
+        return f" of {'model' if problem.scope == 'model' else 'layer'} {index}"
+    return (
+        f" of {', '.join(f'{name} {i}' for name, i in zip(names[-len(index) :], index, strict=True))}" if index else ""
+    )

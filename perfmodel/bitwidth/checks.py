@@ -14,6 +14,8 @@ from perfmodel.routing.npz import one_line, shown
 
 #: Widest format of a loss table and of a menu [bit].
 WIDEST = 16
+#: Largest array of float64 that is taken [1]: 4 GiB.
+LARGEST = 2**29
 
 
 def finite(values: Any, name: str, error: type[PolicyError] | type[TraceError]) -> NDArray[np.float64]:
@@ -24,6 +26,8 @@ def finite(values: Any, name: str, error: type[PolicyError] | type[TraceError]) 
         raise error(f"{name} is not an array of numbers: {one_line(reason)}") from None
     if array.dtype.kind not in "iuf" and array.size:
         raise error(f"{name} holds values of type {array.dtype}; they must be real numbers")
+    if array.size > LARGEST:
+        raise error(f"{name} has shape {list(array.shape)}, {array.size} numbers; it may hold {LARGEST}")
     if array.size == 0:
         return np.empty(array.shape)
     with np.errstate(over="ignore"):
@@ -99,6 +103,16 @@ def check_last_axis(array: NDArray[Any], name: str, num_experts: int) -> None:
     """Refuse an array that does not hold one number for each expert on its last axis."""
     if array.ndim < 1 or array.shape[-1] != num_experts:
         raise PolicyError(f"{name} has shape {list(array.shape)}; it must be [..., {num_experts}], one for each expert")
+
+
+def check_memory(shape: tuple[int, ...], each: int) -> None:
+    """Refuse broadcast axes whose numbers, of ``each`` bytes, would not fit in memory."""
+    needed = math.prod(shape) * each
+    if needed > 8 * LARGEST:
+        raise PolicyError(
+            f"the arrays broadcast to {list(shape)}, which takes {needed / 1e9:.3g} GB and may take "
+            f"{8 * LARGEST / 1e9:.3g} GB; give part of the leading axes at a time"
+        )
 
 
 def common_lead(given: Mapping[str, NDArray[Any]]) -> tuple[int, ...]:

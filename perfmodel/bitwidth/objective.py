@@ -5,7 +5,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.bitwidth.checks import choice, common_lead, finite, menu, not_negative, per_expert
+from perfmodel.bitwidth.checks import check_memory, choice, common_lead, finite, menu, not_negative, per_expert
 from perfmodel.bitwidth.problem import check_shapes
 from perfmodel.bitwidth.table import BITS
 from perfmodel.errors import PolicyError
@@ -80,6 +80,7 @@ def assigned_loss(
         given["weights"] = per_expert(weights, "weights", num_experts)
         not_negative(given["weights"], "weights", PolicyError)
     shape = (*common_lead(given), num_experts)
+    check_memory(shape, loss.itemsize)
     level = np.broadcast_to(_levels(given["assigned"], widths), shape)
     table = np.broadcast_to(loss, (*shape, len(widths)))
     taken = np.take_along_axis(table, level[..., None], axis=-1)[..., 0]

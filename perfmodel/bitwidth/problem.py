@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.bitwidth.checks import choice, common_lead, finite, menu, not_negative, per_expert
+from perfmodel.bitwidth.checks import check_memory, choice, common_lead, finite, menu, not_negative, per_expert
 from perfmodel.errors import PolicyError
 
 Scope = Literal["layer", "model"]
@@ -15,6 +15,8 @@ SCOPES: tuple[Scope, ...] = ("layer", "model")
 
 #: Largest number of parameters of one expert; sums of costs in bits stay whole below it.
 _LARGEST = 10**12
+#: Power of two below which scaled losses stay, so that sums of any that fit in memory cannot overflow.
+_ROOM = 960
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +25,7 @@ class Problem:
 
     Arrays follow ``order`` where there is one, else the caller's order of experts.
 
-    losses : float64 [G, L, E, M], times the weights, divided by ``2 ** exponent`` of the group: sums cannot overflow
+    losses : float64 [G, L, E, M], times the weights, divided by ``2 ** exponent`` of the group: sums cannot overflow,
         and no choice depends on the unit of losses
     costs : int64 [G, L, E, M], what a width costs above the expert's lowest, in steps
     floor : int64 [G, L, E], lowest level that an expert may have; levels below it are costed as the floor is
@@ -101,6 +103,7 @@ def make_problem(
     if scope == "model" and len(shape) < 2:
         raise PolicyError(f"scope 'model' needs losses [..., layers, experts, {len(widths)}], found {list(loss.shape)}")
 
+    check_memory((*shape, len(widths)), loss.itemsize)
     lead, layers = (shape[:-2], shape[-2]) if scope == "model" else (shape[:-1], 1)
     grouped = (math.prod(lead), layers, num_experts)
     flat = {name: np.broadcast_to(array, shape).reshape(grouped) for name, array in given.items()}
@@ -112,6 +115,8 @@ def make_problem(
         table = np.take_along_axis(table, order[..., None], axis=-2)
 
     table, exponent = _below_one(table)
+    # As large as sums allow, so that the smallest losses are still numbers beside the largest.
+    table, exponent = np.ldexp(table, _ROOM), exponent - _ROOM
     if weights is not None:
         factor, more = _below_one(flat["weights"])
         table, exponent = table * factor[..., None], exponent + more

@@ -6,14 +6,33 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.bitwidth.budget import Budget, budget_steps, increments, refuse_unreachable
-from perfmodel.bitwidth.checks import check_last_axis, common_lead, finite, mean_within, not_negative
+from perfmodel.bitwidth.checks import (
+    LARGEST,
+    check_last_axis,
+    check_memory,
+    common_lead,
+    finite,
+    mean_within,
+    not_negative,
+)
 from perfmodel.bitwidth.problem import Problem, Scope, check_shapes, make_problem
 from perfmodel.bitwidth.solve import assigned_bits, levels
 from perfmodel.bitwidth.table import BITS
 from perfmodel.errors import PolicyError
-from perfmodel.kernels.selector import BAD_IMPORTANCE, BAD_LOSSES, BAD_WEIGHTS, NOTHING, select_prefix
+from perfmodel.kernels.selector import (
+    BAD_IMPORTANCE,
+    BAD_LOSSES,
+    BAD_WEIGHTS,
+    COARSE,
+    WIDE,
+    select_prefix,
+    select_prefix_wide,
+)
 
 _NO_ROWS = np.empty((0, 0))
+_BAD = {BAD_IMPORTANCE: "importance", BAD_LOSSES: "losses", BAD_WEIGHTS: "weights"}
+#: Losses that are taken to the dynamic program at once.
+_AT_ONCE = 2**22
 
 
 def select_bitwidths(
@@ -37,7 +56,8 @@ def select_bitwidths(
     .. math:: \min_b \sum_i w_i\, loss_i(b_i) \quad\text{with}\quad b_1 \ge b_2 \ge \dots \ge b_E
 
     Ties: the bits that come first in lexicographic order along the order of importance, so the fewest experts at 4
-    bits, then the fewest at 3. Sums are float64, and what ties on paper may differ in the last bit.
+    bits, then the fewest at 3. Sums are float64: what ties on paper may differ in the last bit, and the loss found is
+    within 1e-9 of the smallest, in proportion.
 
     Parameters
     ----------
@@ -131,6 +151,7 @@ def _searched(importance: Any, losses: Any, mean_bits: Any, weights: Any) -> NDA
         same = same and factor.shape[:-1] == lead
     if not same:
         lead = common_lead(given)
+        check_memory((*lead, num_experts), 1)
     budget = increments(num_experts, mean_within(mean_bits, BITS), BITS[0])
     bits = np.empty((*lead, num_experts), np.int8)
     if num_experts == 0:
@@ -138,16 +159,40 @@ def _searched(importance: Any, losses: Any, mean_bits: Any, weights: Any) -> NDA
     rows = [_as_rows(rank, lead, 1), _as_rows(loss, lead, 2), _NO_ROWS]
     if weights is not None:
         rows[2] = _as_rows(given["weights"], lead, 1)
-    wrong = select_prefix(*rows, budget, bits.reshape(-1, num_experts))
-    if wrong != NOTHING:
-        name = {BAD_IMPORTANCE: "importance", BAD_LOSSES: "losses", BAD_WEIGHTS: "weights"}[wrong]
+    found = bits.reshape(-1, num_experts)
+    said = (select_prefix if num_experts < WIDE else select_prefix_wide)(*rows, budget, found)
+    if said in _BAD:
+        name = _BAD[said]
         not_negative(finite(given[name], name, PolicyError), name, PolicyError)
+    elif said == COARSE:
+        _search_again(rows, budget, found)
     return bits
+
+
+def _search_again(rows: list[NDArray[np.float64]], budget: int, bits: NDArray[np.int8]) -> None:
+    """Fill the rows that the compiled search has marked, by the dynamic program, which adds up only what counts.
+
+    A loss far larger than the smallest sum would drown it in prefix sums.
+    """
+    marked = np.flatnonzero(bits[:, 0] == 0)
+    rank, loss, factor = rows
+    for part in np.split(marked, range(0, len(marked), max(1, _AT_ONCE // loss[0].size))[1:]):
+        problem = make_problem(
+            loss[part % len(loss)],
+            rank[part % len(rank)],
+            bits=BITS,
+            sizes=None,
+            weights=factor[part % len(factor)] if len(factor) else None,
+            min_bits=None,
+            scope="layer",
+        )
+        steps = np.full(len(part), budget)
+        bits[part] = assigned_bits(problem, levels(problem, steps, np.zeros(len(part), np.bool_)))
 
 
 def _floats(values: Any, name: str) -> NDArray[np.float64]:
     """``values`` as float64 as they are, where they are that already; else converted and checked."""
-    if type(values) is np.ndarray and values.dtype == np.float64 and values.flags.aligned:
+    if type(values) is np.ndarray and values.dtype == np.float64 and values.size <= LARGEST and values.flags.aligned:
         return values
     return finite(values, name, PolicyError)
 
@@ -156,6 +201,7 @@ def _as_rows(array: NDArray[np.float64], lead: tuple[int, ...], own: int) -> NDA
     """Rows of the last ``own`` axes in C order; where fewer than ``lead`` asks for, they repeat in turn."""
     mine, axes = array.shape[:-own], array.shape[-own:]
     if lead[len(lead) - len(mine) :] != mine:
+        check_memory((*lead, *axes), array.itemsize)
         array = np.broadcast_to(array, (*lead, *axes))
     return np.ascontiguousarray(array.reshape(-1, *axes))
 
@@ -167,4 +213,4 @@ def _is(value: Any, word: str) -> bool:
 def _is_usual(bits: Any) -> bool:
     if bits is BITS:
         return True
-    return type(bits) is tuple and all(type(width) is int for width in bits) and bits == BITS
+    return type(bits) in (tuple, list) and all(type(width) is int for width in bits) and tuple(bits) == BITS

@@ -9,12 +9,15 @@ from perfmodel.kernels.knapsack import best_levels, best_shares, cost_fronts, me
 
 #: Largest tables of a dynamic program [byte].
 _MOST_BYTES = 2**30
+#: Most steps of one search over the layers of a model; about half a minute, in which nothing can interrupt it.
+_MOST_STEPS = 1e11
 
 
 def fronts(problem: Problem, last: int) -> NDArray[np.float64]:
     """Smallest loss of every group at every exact cost from 0 to ``last`` steps [G, last + 1], in the problem's unit.
 
-    Infinite where nothing costs just that. Raises PolicyError when the tables would not fit in memory.
+    Infinite where nothing costs just that. Raises PolicyError when the tables would not fit in memory, or layers that
+    share a budget would take too long.
     """
     groups, layers = problem.losses.shape[:2]
     ordered = problem.order is not None
@@ -32,7 +35,7 @@ def fronts(problem: Problem, last: int) -> NDArray[np.float64]:
 def levels(problem: Problem, steps: NDArray[np.int64], ceiling: NDArray[np.bool_]) -> NDArray[np.int8]:
     """Level of every expert [G, L, E] in the best assignment at a cost of ``steps`` [G], exactly or at most.
 
-    All -1 in a group where nothing costs just that. Raises PolicyError when the tables would not fit in memory.
+    All -1 in a group where nothing costs just that. Raises PolicyError as `fronts` does.
     """
     groups, layers, experts, widths = problem.losses.shape
     ordered = problem.order is not None
@@ -65,8 +68,25 @@ def _dearest(costs: NDArray[np.int64]) -> int:
 
 def _layer_fronts(problem: Problem, group: int, last: int) -> NDArray[np.float64]:
     """Front of every layer of one group, up to ``last`` or what the dearest can cost."""
-    last, ordered = min(last, _dearest(problem.costs[group])), problem.order is not None
-    return np.asarray(cost_fronts(problem.losses[group], problem.costs[group], last, ordered))
+    dearest, ordered = _dearest(problem.costs[group]), problem.order is not None
+    found = np.asarray(cost_fronts(problem.losses[group], problem.costs[group], min(last, dearest), ordered))
+    _check_time(problem, found, last)
+    return found
+
+
+def _check_time(problem: Problem, fronts: NDArray[np.float64], last: int) -> None:
+    """Refuse a split of ``last`` steps over fronts [L, R] that would take too long.
+
+    Every step that a layer can cost is tried beside every step that those after it can.
+    """
+    layers, steps = fronts.shape
+    others = np.minimum(last + 1.0, np.arange(layers, 0, -1.0) * steps)
+    needed = float(np.isfinite(fronts).sum(axis=1) @ others)
+    if needed > _MOST_STEPS:
+        raise PolicyError(
+            f"one budget for {layers} layers would take {needed:.3g} steps of search, and at most {_MOST_STEPS:.3g} "
+            f"are allowed: {last + 1} budgets times {steps} of a layer; {_remedy(problem)}, or take scope 'layer'"
+        )
 
 
 def _check_memory(problem: Problem, last: int, rows: int) -> None:
@@ -74,6 +94,16 @@ def _check_memory(problem: Problem, last: int, rows: int) -> None:
     needed = 8 * rows * (last + 1)
     if needed > _MOST_BYTES:
         raise PolicyError(
-            f"the search would need tables of {needed / 1e9:.3g} GB, {rows} x {last + 1} steps of "
-            f"{int(problem.step.min())} bits of cost; round sizes so that they have a larger common divisor"
+            f"the search would need tables of {needed / 1e9:.3g} GB, and at most {_MOST_BYTES / 1e9:.3g} GB are "
+            f"allowed: {rows} x {last + 1} budgets; {_remedy(problem)}"
         )
+
+
+def _remedy(problem: Problem) -> str:
+    """What makes the number of budgets smaller."""
+    if problem.one_size.all():
+        return f"there are {problem.losses.shape[2]} experts a layer, so take fewer of them at a time"
+    return (
+        f"a budget counts in steps of {int(problem.step.min())} bits, as sizes have no larger common divisor, so round "
+        f"sizes to one"
+    )

@@ -1,8 +1,8 @@
 """Loss tables: how much worse every expert gets at every bit width."""
 
-import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from perfmodel.bitwidth.checks import finite, menu, not_negative
 from perfmodel.errors import PolicyError, TraceError
 from perfmodel.paths import data_folder
-from perfmodel.routing.npz import npz_keys, read_npz, shown
+from perfmodel.routing.npz import npz_keys, one_line, read_npz, shown
 
 #: Bit widths of a table that does not say its own, and the menu of the selector.
 BITS = (1, 2, 3, 4)
-#: Losses of this project's own small model, measured on its weights; used where no table is given.
-BUNDLED_LOSSES = "tiny-mixtral-32l-losses"
+Source = Literal["measured", "assumed", "unstated"]
+_SOURCES: tuple[Source, ...] = ("measured", "assumed", "unstated")
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,18 +31,20 @@ class LossTable:
     losses : float64 [layers, experts, widths], read-only, finite and not negative; the mean squared error of an
         expert's output against full precision
     name : what a report calls it
-    source : ``measured``, or ``assumed`` when it comes from a rule of thumb
+    source : ``measured``, ``assumed`` when it comes from a rule of thumb, or ``unstated`` when nobody said where it is
+        from
     notes : sentences for the report on how the table was adapted
     bits : the widths of the last axis, rising [bit]
     output_variance : float64 [layers, experts], mean square of the unquantised output; None where
         it was not recorded
     n_tokens : int64 [layers, experts], rows that the losses were measured on; None where it was not recorded
-    info : what the file says of how the table was made
+    info : what the file says of how the table was made; ``model``, ``num_layers``, ``hidden_size`` and
+        ``expert_size`` in it are of the model that was measured
     """
 
     losses: NDArray[np.float64]
     name: str
-    source: Literal["measured", "assumed"] = "measured"
+    source: Source = "unstated"
     notes: tuple[str, ...] = ()
     bits: tuple[int, ...] = BITS
     output_variance: NDArray[np.float64] | None = None
@@ -50,15 +52,20 @@ class LossTable:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.source not in ("measured", "assumed"):
-            raise TraceError(f"{self.name}: source is {self.source!r}; it must be 'measured' or 'assumed'")
+        name, info = _any(self.name), _any(self.info)
+        if not isinstance(name, str) or not name:
+            raise TraceError(f"loss table: name is {shown(name)}; it must be a text")
+        if not isinstance(info, Mapping):
+            raise TraceError(f"{name}: info is {shown(info)}; it must be a table of what is known by name")
+        if self.source not in _SOURCES:
+            raise TraceError(f"{name}: source is {shown(self.source)}; it must be {' or '.join(map(repr, _SOURCES))}")
         object.__setattr__(self, "bits", menu(self.bits, f"{self.name}: bits", TraceError))
         losses = np.array(_checked_table(self.losses, self.name, len(self.bits)))
         self._freeze("losses", losses)
         for name, kind in (("output_variance", np.float64), ("n_tokens", np.int64)):
             given = getattr(self, name)
             if given is not None:
-                self._freeze(name, _checked_extra(given, f"{self.name}: {name}", losses.shape[:2]).astype(kind))
+                self._freeze(name, _checked_extra(given, name, self.name, losses.shape[:2]).astype(kind))
         object.__setattr__(self, "info", MappingProxyType(dict(self.info)))
 
     def _freeze(self, name: str, array: NDArray[Any]) -> None:
@@ -80,6 +87,21 @@ class LossTable:
         """Number of experts of each layer [1]."""
         return int(self.losses.shape[1])
 
+    @property
+    def origin(self) -> str:
+        """Where the losses are from, in words."""
+        return "origin not stated" if self.source == "unstated" else self.source
+
+    @property
+    def measured_model(self) -> str | None:
+        """Name of the model that was measured; None where nobody said."""
+        name = self.info.get("model")
+        return one_line(name) if isinstance(name, str) and name else None
+
+    def at(self, bits: float) -> NDArray[np.float64]:
+        """Losses of every expert at a width [L, E]; see `at_width`."""
+        return at_width(self.losses, self.bits, bits)
+
     def content_hash(self) -> str:
         """SHA-256 of the numbers; the name, the notes and how the table was made do not count."""
         digest = hashlib.sha256(f"{self.losses.shape} {self.bits}".encode() + self.losses.astype("<f8").tobytes())
@@ -93,23 +115,27 @@ class LossTable:
 
         The file holds ``losses [L, E, widths]``, and may hold ``bits [widths]`` (1, 2, 3, 4 where it does not),
         ``output_variance [L, E]``, ``n_tokens [L, E]`` and ``metadata``, one JSON text. Anything that ends in
-        ``.npz`` or holds a path separator is a path. Pickled data is never read.
+        ``.npz`` or holds a path separator is a path. Pickled data is never read. A file without ``metadata`` does not
+        say where its losses are from.
 
         Raises TraceError when there is no such file, or it does not hold a valid table.
         """
         path = table_file(path_or_name)
         arrays = read_npz(path, ["losses", "bits", "output_variance", "n_tokens", "metadata"])
         if "losses" not in arrays:
-            raise TraceError(f"{path}: no array 'losses'; found {', '.join(npz_keys(path)[:10]) or 'nothing'}")
-        bits = menu(arrays["bits"], f"{path}: bits", TraceError) if "bits" in arrays else BITS
-        losses = _checked_table(arrays["losses"], str(path), len(bits))
+            keys = npz_keys(path)
+            kind = next((f"; it holds {what}" for what, own in _OTHER_FILES.items() if own <= set(keys)), "")
+            raise TraceError(f"{path}: no array 'losses'; found {', '.join(keys[:10]) or 'nothing'}{kind}")
+        bits = menu(arrays["bits"], f"{path}: bits", TraceError) if "bits" in arrays else None
+        losses = _checked_table(arrays["losses"], str(path), len(bits or BITS), unnamed=bits is None)
         extra: dict[str, Any] = {
-            name: _checked_extra(arrays[name], f"{path}: {name}", losses.shape[:2])
+            name: _checked_extra(arrays[name], name, str(path), losses.shape[:2])
             for name in ("output_variance", "n_tokens")
             if name in arrays
         }
         info = _read_info(arrays["metadata"], path) if "metadata" in arrays else {}
-        return cls(losses, name=path.stem, bits=bits, info=info, **extra)
+        source: Source = "measured" if info else "unstated"
+        return cls(losses, path.stem, source, bits=bits or BITS, info=info, **extra)
 
     @classmethod
     def assumed(cls, num_layers: int, num_experts: int) -> "LossTable":
@@ -150,7 +176,7 @@ class LossTable:
         if num_experts != self.num_experts:
             found = f"{self.name} has {self.num_experts} experts per layer, the model {num_experts}"
             if not assume:
-                raise TraceError(f"loss table {found}; give a table of this model or use the assumed one")
+                raise TraceError(f"loss table {found}; give a table of this model, or leave --loss out (losses=None)")
             table = LossTable.assumed(num_layers, num_experts)
             return replace(table, notes=(*table.notes, f"loss table {found}, so it is not used"))
         if num_layers == self.num_layers:
@@ -181,39 +207,57 @@ def _rebuilt(given: dict[str, Any]) -> LossTable:
     return LossTable(**given)
 
 
-@functools.lru_cache(maxsize=16)
-def losses_for(given: LossTable | None, num_layers: int, num_experts: int) -> LossTable:
-    """Loss table for a model's MoE layers.
+def at_width(losses: NDArray[np.float64], bits: tuple[int, ...], width: float) -> NDArray[np.float64]:
+    """Losses [...] at one width: those of the table, or linear between the two widths next to it; NaN beyond them.
 
-    A table that was given must fit the model. Without one, the bundled table serves models with as many experts,
-    and an assumed table the others. The notes of the result say which it is.
-
-    Raises TraceError when the given table has another number of experts.
+    losses : [..., widths]. bits : the widths of its last axis, rising [bit].
     """
-    chosen = given or LossTable.load(BUNDLED_LOSSES)
-    table = chosen.for_model(num_layers, num_experts, assume=given is None)
-    named = () if table.source == "assumed" else (f"losses: {table.name} ({table.source})",)
-    return replace(table, notes=(*named, *table.notes))
+    above = next((i for i, known in enumerate(bits) if known >= width), None)
+    if above is not None and bits[above] == width:
+        return losses[..., above]
+    if above is None or above == 0:
+        return np.full(losses.shape[:-1], np.nan)
+    share = (width - bits[above - 1]) / (bits[above] - bits[above - 1])
+    return np.asarray((1 - share) * losses[..., above - 1] + share * losses[..., above])
+
+
+#: Arrays by which other files of this project are known.
+_OTHER_FILES = {
+    "calibration rows (perfmodel losses build makes a table of them)": {"hidden", "expert_ids"},
+    "a routing trace (--trace takes it)": {"topk_ids"},
+}
+
+
+def _any(value: object) -> object:
+    """What a caller really gave, whatever was declared."""
+    return value
 
 
 def _listed(widths: Iterable[int]) -> str:
     return ", ".join(map(str, widths))
 
 
-def _checked_table(values: Any, where: str, num_widths: int) -> NDArray[np.float64]:
+def _checked_table(values: Any, where: str, num_widths: int, *, unnamed: bool = False) -> NDArray[np.float64]:
     losses = finite(values, f"{where}: losses", TraceError)
     if losses.ndim != 3 or losses.shape[2] != num_widths or 0 in losses.shape:
-        shape = list(losses.shape)
-        raise TraceError(f"{where}: losses has shape {shape}; it must be [layers, experts, {num_widths}], not empty")
+        allowed = f"[layers, experts, {num_widths}]"
+        if 0 in losses.shape:
+            allowed += ", not empty"
+        elif unnamed and losses.ndim == 3:
+            allowed += ", or the file must hold bits, one width a column"
+        raise TraceError(f"{where}: losses has shape {list(losses.shape)}; it must be {allowed}")
     not_negative(losses, f"{where}: losses", TraceError)
     return losses
 
 
-def _checked_extra(values: Any, where: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    array = finite(values, where, TraceError)
+def _checked_extra(values: Any, name: str, where: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    array = finite(values, f"{where}: {name}", TraceError)
     if array.shape != shape:
-        raise TraceError(f"{where} has shape {list(array.shape)}; it must be {list(shape)}, as losses have")
-    not_negative(array, where, TraceError)
+        raise TraceError(f"{where}: {name} has shape {list(array.shape)}; it must be {list(shape)}, as losses have")
+    not_negative(array, f"{where}: {name}", TraceError)
+    if name == "n_tokens" and (array != np.floor(array)).any():
+        odd = float(array[array != np.floor(array)][0])
+        raise TraceError(f"{where}: {name} holds {odd:.12g}; they must be whole numbers")
     return array
 
 
@@ -225,12 +269,18 @@ def _check_sizes(num_layers: Any, num_experts: Any) -> None:
 
 def _read_info(stored: NDArray[Any], path: Path) -> dict[str, Any]:
     try:
-        info = json.loads(str(stored.item()))
+        # NaN and infinite numbers are no JSON: what cannot be written again is not kept.
+        info = json.loads(str(stored.item()), parse_constant=lambda _: None, parse_float=_finite_or_none)
     except (ValueError, RecursionError) as reason:
         raise TraceError(f"{path}: metadata is not one JSON text ({shown(str(reason))})") from None
     if not isinstance(info, dict):
         raise TraceError(f"{path}: metadata holds {type(info).__name__}, expected a JSON object")
     return info
+
+
+def _finite_or_none(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
 
 
 def table_file(path_or_name: Any) -> Path:
@@ -245,6 +295,8 @@ def table_file(path_or_name: Any) -> Path:
     folder = data_folder("traces")
     bundled = {path.stem: path for path in sorted(folder.glob("*losses*.npz"))}
     if text not in bundled:
+        if text and len(text) < 200 and "\0" not in text and Path(text).is_dir():
+            raise TraceError(f"{shown(text)}: is a directory, expected an .npz file")
         raise TraceError(
             f"no bundled loss table {shown(text)}; there is {', '.join(bundled) or 'none'}; a file ends in .npz"
         )

@@ -49,6 +49,13 @@ class Parser(argparse.ArgumentParser):
         # What was typed comes first in these messages, and what is allowed last.
         self.exit(EXIT_BAD_INPUT, f"{self.prog}: error: {one_line(message, 400)} (see {self.prog} --help)\n")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # Left-over arguments of a command are its own error, so that the message names its help.
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
+
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         # argparse takes ``--option=--`` for an option without its value, and hands over an empty list.
         if action.option_strings and "--" in arg_strings:
@@ -95,7 +102,7 @@ def add_scenario(
     parser.add_argument("--prompt", type=int, metavar="N", help="prompt tokens of every sequence (default: recorded)")
     parser.add_argument("--output", type=int, metavar="N", help="decode steps of every sequence (default: recorded)")
     parser.add_argument("--layers", choices=["cycle"], help="replay a trace that has another number of layers")
-    parser.add_argument("--loss", "--losses", metavar="FILE", help="loss table (.npz, key losses [L, E, 4])")
+    parser.add_argument("--loss", "--losses", metavar="FILE", help="loss table (.npz; widths up to 4 bits are used)")
 
 
 def default_policies(system: Any) -> list[str]:

@@ -4,6 +4,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from perfmodel import __version__
 from perfmodel.cli import answers, compare, losses, plot, reproduce, solve, specs, sweep, tune
@@ -30,10 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     The exit code is 0; 1 for a question without an answer, with a sentence on standard output; or 2 after bad input,
     with one line on standard error.
     """
-    options = build_parser().parse_args(arguments)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this, who wants no output, not an error
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a character still gets the rest
     try:
+        options = build_parser().parse_args(arguments)
         try:
             code: int = options.run(options)
         except NoAnswerError as error:
@@ -50,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"perfmodel: error: {error.filename2 or error.filename or 'output'}: {error.strerror or error}")
         return EXIT_BAD_INPUT
     except MemoryError:
-        say("perfmodel: error: not enough memory; price fewer points, shorter workloads or a smaller trace at once")
+        say("perfmodel: error: not enough memory for this; allowed: less at once, such as fewer points, rows or tokens")
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         say("perfmodel: interrupted")

@@ -7,6 +7,7 @@ from typing import Any
 from perfmodel.cli.base import (
     add_command,
     add_scenario,
+    check_folder,
     default_policies,
     load_plots,
     load_trace,
@@ -39,12 +40,13 @@ def _compare(options: argparse.Namespace) -> int:
         from perfmodel.plots import check_suffix
 
         check_suffix(options.plot)  # before any work is done
+        check_folder("--plot", Path(options.plot).parent)
     model = MoEModel.from_config(options.model)
     system = load_system(options.system)
     texts = options.policy or default_policies(system)
     trace = load_trace(options.trace)
     losses = None if options.loss is None else LossTable.load(options.loss)
-    table = losses_for(losses, len(model.moe_layers), model.num_experts)  # refuses another model's before any work
+    table = losses_for(losses, model)  # refuses another model's before any work
     replay = make_replay(model, trace, options.prompt, options.output, options.layers)
     runs = [plan_run(model, system, replay, text, losses=losses) for text in texts]
     evaluations = [run.price() for run in runs]

@@ -25,8 +25,8 @@ def add(commands: Any) -> None:
     one.add_argument("--order", metavar="NAME", help="natural, or activation for large inputs first (default natural)")
     one.add_argument("--folds", metavar="N", help="parts of the rows, each held out once (default 4)")
     one.add_argument("-o", "--out", required=True, metavar="FILE", help="write the table (.npz)")
-    one.add_argument("--resume", action="store_true", help="go on with an unfinished build")
-    one.add_argument("--overwrite", action="store_true", help="throw an unfinished build away, and replace any output")
+    one.add_argument("--resume", action="store_true", help="go on with an unfinished build of the same")
+    one.add_argument("--overwrite", action="store_true", help="replace a table of other inputs, finished or not")
     one.add_argument("--quiet", action="store_true", help="no progress bar")
     one.add_argument("--json", action="store_true", help="print what was built as one JSON document")
 
@@ -38,11 +38,11 @@ def _build(options: argparse.Namespace) -> int:
     given = {
         "held_out": options.held_out,
         "method": options.method,
-        "bits": None if options.bits is None else [_whole("--bits", text) for text in options.bits.split(",")],
-        "group_size": None if options.group_size is None else _whole("--group-size", options.group_size),
+        "bits": None if options.bits is None else [_typed_whole("--bits", text) for text in options.bits.split(",")],
+        "group_size": None if options.group_size is None else _typed_whole("--group-size", options.group_size),
         "damping": None if options.damping is None else _damping(options.damping),
         "order": options.order,
-        "folds": None if options.folds is None else _whole("--folds", options.folds),
+        "folds": None if options.folds is None else _typed_whole("--folds", options.folds),
     }
     start, before = time.monotonic(), []
     with contextlib.ExitStack() as stack:
@@ -67,11 +67,11 @@ def _build(options: argparse.Namespace) -> int:
         print_json(document)
     else:
         print_text(_text(document))
-    say(f"wrote {options.out}")
+    say(f"{options.out} is finished already" if before == [table.losses[..., 0].size] else f"wrote {options.out}")
     return 0
 
 
-def _whole(option: str, text: str) -> int:
+def _typed_whole(option: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
@@ -136,8 +136,8 @@ def _text(found: dict[str, Any]) -> str:
     experts = found["layers"] * found["experts"]
     again = f", {found['experts_done_before']:,} of them before" if found["experts_done_before"] else ""
     lines = [
-        f"{info['checkpoint']}: {found['layers']} layers x {found['experts']} experts = {experts:,} experts{again},"
-        f" in {found['seconds']:.1f} s",
+        f"model {quoted(str(info['model']))}: {found['layers']} layers x {found['experts']} experts ="
+        f" {experts:,} experts{again}, in {found['seconds']:.1f} s",
         f"measured on {rows['least']:,} to {rows['most']:,} rows an expert (mean {rows['mean']:,.0f}), {_how(info)}",
     ]
     if found["experts_with_borrowed_rows"]:

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli.base import add_command, print_json, print_text, say
+from perfmodel.cli.base import add_command, print_json, print_text, quoted, say
 
 if TYPE_CHECKING:
     from perfmodel.losses.calibration import Calibration
@@ -26,15 +26,15 @@ def add(commands: Any) -> None:
         "--dtype", choices=["float32", "bfloat16", "float16"], default="float32", help="to run in (default float32)"
     )
     one.add_argument("-o", "--out", required=True, metavar="FILE.npz", help="calibration file to write")
+    one.add_argument("--overwrite", action="store_true", help="replace a calibration file of other settings")
     one.add_argument("--quiet", action="store_true", help="no progress bar")
     one.add_argument("--json", action="store_true", help="print what was captured as one JSON document")
 
 
 def _capture(options: argparse.Namespace) -> int:
-    from perfmodel.losses.record.capture import capture, check_output
+    from perfmodel.losses.record.capture import capture
     from perfmodel.progress import bar, watched
 
-    out = check_output(options.out)
     with contextlib.ExitStack() as stack:
         shown = watched() and not options.quiet
         rows = capture(
@@ -45,9 +45,10 @@ def _capture(options: argparse.Namespace) -> int:
             rows=options.rows,
             seed=options.seed,
             dtype=options.dtype,
+            output=options.out,
+            overwrite=options.overwrite,
             report=stack.enter_context(bar("text", "tokens")) if shown else None,
         )
-    rows.save(out)
     document = _document(rows, options.out)
     if options.json:
         print_json(document)
@@ -78,7 +79,8 @@ def _text(found: dict[str, Any]) -> str:
     info, each = found["info"], found["rows_per_expert"]
     kept = "all kept" if info["rows"] == info["tokens"] else f"{info['rows']:,} kept, drawn with seed {info['seed']}"
     return (
-        f"{info['checkpoint']} ({info['family']}): {info['tokens']:,} tokens of {len(info['texts'])} files, {kept}\n"
+        f"model {quoted(info['checkpoint'])} ({info['family']}): {info['tokens']:,} tokens of {len(info['texts'])}"
+        f" files, {kept}\n"
         f"{found['layers']} layers x {found['hidden_size']} numbers a row, {found['number_format']}; {each['least']:,}"
         f" to {each['most']:,} rows an expert (mean {each['mean']:,.0f})"
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.cli.base import add_command, check_folder, load_plots, load_trace, print_json, print_text, quoted, say
+from perfmodel.cli.losses_show import TABLE_HELP
 from perfmodel.errors import PerfModelError
 
 #: Tokens of the text that every assignment predicts.
@@ -15,14 +16,16 @@ _TOKENS = 16_384
 def add(commands: Any) -> None:
     """Add the command."""
     one = add_command(commands, "compare", "compare objectives and rules that assign bit widths", _compare)
-    one.add_argument("table", metavar="FILE|NAME", help="loss table (.npz) or the name of a bundled one")
+    one.add_argument("table", metavar="FILE|NAME", help=TABLE_HELP)
     one.add_argument(
         "--trace",
         default="tiny-mixtral-32l-mini",
         metavar="FILE",
         help="trace with as many experts (default %(default)s)",
     )
-    one.add_argument("--gpu-experts", metavar="K,...", help="experts of a layer on the GPU (default: 0, E/4, E/2)")
+    one.add_argument(
+        "--gpu-experts", metavar="K,...", help="experts of a layer on the GPU (default: 0, E/4, E/2; on text: 0)"
+    )
     one.add_argument("--mean-bits", metavar="B,...", help="mean bits of the others (default: 2, 3)")
     one.add_argument("--alpha", type=float, default=0.5, metavar="X", help="share of counts in the importance")
     one.add_argument(
@@ -39,15 +42,15 @@ def add(commands: Any) -> None:
     text.add_argument("--checkpoint", metavar="DIR", help="model whose experts are quantised as compared")
     text.add_argument("--text", nargs="+", action="extend", metavar="FILE", help="text that it is to predict")
     text.add_argument("--tokens", type=int, metavar="N", help="tokens of the text, at most (default 16384)")
-    text.add_argument("--method", choices=["gptq", "rtn"], help="default: gptq with --calibration, else rtn")
-    text.add_argument("--calibration", metavar="FILE", help="rows for GPTQ (.npz); not from the text")
+    text.add_argument("--method", choices=["gptq", "rtn"], help="of the quantised weights (default: the table's)")
+    text.add_argument("--calibration", metavar="FILE", help="rows (.npz) for a table by GPTQ; not from the text")
     one.add_argument("--json", action="store_true", help="print one JSON document")
     one.add_argument("--plot", metavar="FILE", help="also draw the comparison (.png, .svg or .pdf)")
 
 
 def _compare(options: argparse.Namespace) -> int:
     from perfmodel.bitwidth import LossTable
-    from perfmodel.cli.losses_reports import comparison_text, held_out_text
+    from perfmodel.cli.assignment_reports import comparison_text, held_out_text
     from perfmodel.losses.assignments import compare_assignments
 
     if options.plot is not None:
@@ -59,6 +62,8 @@ def _compare(options: argparse.Namespace) -> int:
     gpu_experts = _numbers("--gpu-experts", options.gpu_experts, int, "whole numbers")
     mean_bits = _numbers("--mean-bits", options.mean_bits, float, "numbers")
     table = LossTable.load(options.table)
+    if options.checkpoint is not None:
+        table = _table_for_text(options, table)
     trace = load_trace(options.trace)
     found = compare_assignments(
         table,
@@ -92,14 +97,21 @@ def _check_text(options: argparse.Namespace) -> None:
     if found and (options.checkpoint is None or options.text is None):
         missing = [f"--{name}" for name in ("checkpoint", "text") if given[name] is None]
         raise PerfModelError(f"{', '.join(found)}: found without {' and '.join(missing)}, allowed together")
-    if options.method == "gptq" and options.calibration is None:
-        raise PerfModelError("--method gptq: found without --calibration, allowed with it")
-    if options.method == "rtn" and options.calibration is not None:
-        raise PerfModelError("--calibration: of no use with --method rtn; allowed with gptq")
     if found:
         from perfmodel.losses.record.libraries import import_transformers
 
         import_transformers()
+
+
+def _table_for_text(options: argparse.Namespace, table: Any) -> Any:
+    """The losses of the weights that text is tried with; what cannot be made again is refused before any work."""
+    from perfmodel.losses.origin import quantisation, table_for_text
+    from perfmodel.losses.summary import load_extras
+
+    calibrated = options.calibration is not None
+    chosen = table_for_text(table, load_extras(options.table, table).rtn, options.method)
+    quantisation(chosen, options.method, calibrated=calibrated)
+    return chosen
 
 
 def _predict(options: argparse.Namespace, found: Any, table: Any, trace: Any) -> Any:
@@ -115,6 +127,7 @@ def _predict(options: argparse.Namespace, found: Any, table: Any, trace: Any) ->
             trace,
             options.checkpoint,
             options.text,
+            gpu_experts=None if options.gpu_experts is None else found.gpu_experts,
             method=options.method,
             calibration=options.calibration,
             tokens=_TOKENS if options.tokens is None else options.tokens,

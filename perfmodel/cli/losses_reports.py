@@ -1,35 +1,30 @@
-"""Loss tables and assignments of bit widths as text for people."""
+"""Loss tables as text for people."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.losses.comparison import readings
-from perfmodel.losses.heldout import difference_words
-from perfmodel.losses.heldout import readings as held_out_readings
+from perfmodel.losses.origin import described
 from perfmodel.losses.summary import FEW_ROWS, row_range
 from perfmodel.reports import number, percent, table
+from perfmodel.routing.npz import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from perfmodel.losses.comparison import Comparison, Setting
-    from perfmodel.losses.heldout import HeldOut
     from perfmodel.losses.summary import LossSummary
 
-#: Heads of columns by rule; the text below the tables says what they mean.
-_HEADS = {
-    "uniform": "uniform",
-    "random": "random",
-    "prefix": "prefix",
-    "optimum": "optimum",
-    "floor prefix": "floor prefix",
-    "floor optimum": "floor opt.",
-    "model prefix": "model prefix",
-    "model optimum": "model opt.",
-}
 #: Experts that are named one by one; all of them are in the JSON document.
 _MOST_NAMED = 10
+#: Metadata of more letters is left to the JSON document.
+_MOST_LETTERS = 60
+#: Rows that a table was made from, by the key of its metadata.
+_ROWS = {"calibration": "calibration", "held_out": "measured on"}
+#: Metadata that has its own words, or is for programs.
+_KNOWN = {
+    *_ROWS, "method", "group_size", "damping", "order", "folds", "scale_bits_per_weight", "model", "checkpoint",
+    "hidden_size", "least_rows", "sha256",
+}  # fmt: skip
 
 
 def summary_text(summary: LossSummary) -> str:
@@ -37,11 +32,11 @@ def summary_text(summary: LossSummary) -> str:
     one, widths = summary.table, summary.widths
     few = 3  # significant digits that a mean over experts is good for
     losses = table(
-        ("bits", "mean loss [MSE]", "of output variance", "fall a bit: of means", "geometric", "over RTN: geometric",
-         "of means"),
+        ("bits", "mean loss [MSE]", "noise", "falls per bit: of the mean", "geometric mean", "over RTN: of the mean",
+         "geometric mean"),
         (
-            [str(w.bits), number(w.mean_loss), percent(w.variance_share), _times(w.fall_of_means),
-             _times(w.fall_geometric), number(w.over_rtn_geometric, few), number(w.over_rtn_of_means, few)]
+            [str(w.bits), number(w.mean_loss), _share(w.noise), _times(w.fall_of_means),
+             _times(w.fall_geometric), number(w.over_rtn_of_means, few), number(w.over_rtn_geometric, few)]
             for w in widths
         ),
         left=0,
@@ -60,10 +55,11 @@ def summary_text(summary: LossSummary) -> str:
     return "\n".join(
         [
             f"{one.name}: {one.num_layers} layers x {one.num_experts} experts at {_listed(one.bits)} bits"
-            f" ({one.source})",
+            f" ({one.origin})",
             *_origin(summary),
             "",
             losses,
+            "noise: mean loss over the mean variance of the unquantised output. RTN: rounding to nearest.",
             "",
             unlike,
             "layers: largest mean loss of a layer over the smallest. CV: standard deviation over mean.",
@@ -75,16 +71,38 @@ def summary_text(summary: LossSummary) -> str:
 
 
 def _origin(summary: LossSummary) -> list[str]:
-    """How the table was made, and on how many rows."""
-    # Hashes and other nested values are for programs; they are in the JSON document.
-    info = {
-        key: value for key, value in summary.table.info.items() if value is not None and not isinstance(value, dict)
-    }
-    lines = [f"made by: {', '.join(f'{_plain(key)} {_plain(value)}' for key, value in info.items())}"] if info else []
+    """How the table was made, of what, and on how many rows."""
+    info = summary.table.info
+    lines = [f"{start}: {words}" for start, words in (("made by", _made(info)), ("of", _inputs(info))) if words]
+    other = {key: value for key, value in info.items() if key not in _KNOWN and isinstance(value, str | int | float)}
+    shown = [f"{_short(key)} {_short(value)}" for key, value in other.items() if len(str(value)) <= _MOST_LETTERS]
+    if shown:
+        lines.append(f"metadata: {', '.join(shown)}")
+    if len(shown) < len(other):
+        lines.append("more metadata with --json")
     if (rows := summary.table.n_tokens) is not None:
         found = row_range(rows)
         lines.append(f"rows an expert was measured on: {found['min']} to {found['max']}, median {found['median']:g}")
     return lines
+
+
+def _made(info: Mapping[str, Any]) -> str:
+    """Method and options, and what scales cost."""
+    words = ", ".join(map(_short, described(info)))
+    scales = info.get("scale_bits_per_weight")
+    if isinstance(scales, list) and scales and all(isinstance(one, int | float) for one in scales):
+        words += f"{'; ' if words else ''}scales add {', '.join(f'{one:.2g}' for one in scales)} bits a weight"
+    return words
+
+
+def _inputs(info: Mapping[str, Any]) -> str:
+    """The model and the rows."""
+    model = info.get("model", info.get("checkpoint"))
+    words = [f"model {_short(model)}"] if model is not None else []
+    if info.get("hidden_size") is not None:
+        words.append(f"hidden size {_short(info['hidden_size'])}")
+    rows = [f"{name} {_short(info[key])}" for key, name in _ROWS.items() if info.get(key) is not None]
+    return "; ".join(", ".join(part) for part in (words, rows) if part)
 
 
 def _orders(summary: LossSummary) -> list[str]:
@@ -118,118 +136,19 @@ def _named(lines: Iterable[str]) -> list[str]:
     return every if more <= 0 else [*every[:_MOST_NAMED], f"  and {more} more (all with --json)"]
 
 
-def comparison_text(found: Comparison) -> str:
-    """What `losses compare` prints of objectives and rules."""
-    parts = [
-        f"{found.table} ({found.table_source}) with the routing of {found.trace} ({found.trace_source}):"
-        f" {found.sequences} sequences, {found.layers} layers x {found.experts} experts",
-        "",
-        "Loss over the optimum of the same objective with one budget a layer",
-        _comparison_table(found, "optimum loss", "optimum", "loss", "ratio"),
-    ]
-    if any(one.assignments["uniform"].decode_vs_uniform is not None for one in found.settings):
-        parts += [
-            "",
-            "What the same assignments lose in the decode steps: mean loss of a pick, over that of uniform bits",
-            _comparison_table(found, "uniform [MSE]", "uniform", "decode_loss", "decode_vs_uniform"),
-            "hindsight: the least that any assignment can lose, chosen by the decode steps themselves.",
-        ]
-    return "\n".join(
-        [*parts, "", *_legend(found), *(f"note: {note}" for note in found.notes), "", *_sentences(readings(found))]
-    )
-
-
-def _comparison_table(found: Comparison, head: str, base: str, absolute: str, relative: str) -> str:
-    """A row for every setting: an absolute figure of one rule, and what the other rules are relative to it."""
-    rules = [rule for rule in found.rules if rule != base]
-    rows = []
-    for one in found.settings:
-        figures = [getattr(one.assignments[rule], relative) if rule in one.assignments else None for rule in rules]
-        first = getattr(one.assignments[base], absolute)
-        rows.append([*_where(one), one.objective, number(first), *map(_ratio, figures)])
-        if relative == "decode_vs_uniform" and one.objective == found.objectives[-1]:
-            least = {"optimum": one.hindsight, "model optimum": one.hindsight_model}
-            rows.append([*_where(one), "hindsight", "", *(_ratio(least[r]) if r in least else "" for r in rules)])
-    return table(("K", "bits", "objective", head, *(_HEADS[rule] for rule in rules)), rows, left=3)
-
-
-def held_out_text(found: HeldOut) -> str:
-    """What `losses compare` prints of text."""
-    rows = [
-        ["" if one.mean_bits is None else f"{one.mean_bits:g}", one.assignment, number(one.summed_loss),
-         number(one.weighted_loss), percent(one.lowest_share), f"{one.nats:.3f}", difference_words(one.added),
-         "-" if one.over_uniform is None else difference_words(one.over_uniform)]
-        for one in found.rows
-    ]  # fmt: skip
-    head = (
-        "bits",
-        "assignment",
-        "summed loss",
-        "times importance",
-        f"experts at {found.lowest_bits} bit{'s' * (found.lowest_bits > 1)}",
-        "held-out loss [nat/token]",
-        "added",
-        "over uniform",
-    )
-    return "\n".join(
-        [
-            f"Held-out loss of {found.checkpoint} with all experts quantised by {found.method}, {found.tokens} tokens"
-            f" of {', '.join(_plain(name) for name in found.files[:4])}{' and others' * (len(found.files) > 4)}",
-            table(head, rows, left=2),
-            "One importance for all text: the mean over the sequences of the trace. +-: standard error.",
-            "",
-            *_sentences(held_out_readings(found)),
-        ]
-    )
-
-
-def _where(one: Setting) -> list[str]:
-    return [str(one.gpu_experts), f"{one.mean_bits:g}"]
-
-
-def _legend(found: Comparison) -> list[str]:
-    """What the rows and columns mean."""
-    first = found.bits[0]
-    lines = [
-        f"K: experts of a layer on the GPU, the most important ones (alpha {found.alpha:g}, norm {found.norm})."
-        f" bits: mean of the others, {found.budget}.",
-        "objective: plain sum of losses, or each loss times importance or expected use, or over its output variance.",
-        "random, prefix: bits fall along a random order, and along importance; optimum: whatever is best.",
-        "model: one budget for all layers together; its ratios are of losses summed over layers. A smaller sum need"
-        " not be a better model: --checkpoint and --text try it.",
-    ]
-    if "floor prefix" in found.rules:
-        lines.append(f"floor: no expert below {found.min_bits} bits.")
-    spent = {(one.mean_bits, one.spent_bits) for one in found.settings if one.mean_bits != one.spent_bits}
-    if spent:
-        listed = ", ".join(f"{mean:g} as {bits:.4g}" for mean, bits in sorted(spent))
-        lines.append(f"Whole increments above {first} bits spend a mean of {listed}; uniform bits are given the same.")
-    if any(one.spent_bits not in found.bits for one in found.settings):
-        lines.append("uniform between two widths: the linear mix of the two next to it.")
-    if zero := max(one.zero_layers for one in found.settings):
-        lines.append(f"Up to {zero} layers of sequences have an optimum of 0 and are left out of ratios.")
-    return lines
-
-
-def _sentences(lines: Iterable[str]) -> list[str]:
-    return [f"{line[0].upper()}{line[1:]}." for line in lines]
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
 def _times(factor: float | None) -> str:
     return "-" if factor is None else f"{number(factor, 3)} x"
 
 
-def _plain(value: Any) -> str:
-    """A value of the metadata, short and in one line."""
-    if isinstance(value, list) and all(isinstance(one, int | float) for one in value):
-        value = "/".join(f"{one:.4g}" for one in value)
-    text = " ".join(str(value).split())
-    text = text if text.isprintable() else ascii(text)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _share(value: float | None) -> str:
+    """A share in percent with three digits, however small."""
+    return "-" if value is None else f"{number(100 * value, 3)} %"
+
+
+def _short(value: Any) -> str:
+    """A value of the metadata in one line."""
+    text = one_line(" ".join(str(value).split()))
+    return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 3]}..."
 
 
 def _listed(widths: Iterable[int]) -> str:

@@ -6,11 +6,13 @@ from typing import Any
 
 from perfmodel.cli.base import add_command, check_folder, load_plots, print_json, print_text, say
 
+TABLE_HELP = "loss table (.npz: losses [L, E, widths], and bits beside it), or the name of a bundled one"
+
 
 def add(commands: Any) -> None:
     """Add the command."""
     one = add_command(commands, "show", "show a loss table: losses by width, unlike experts, broken orders", _show)
-    one.add_argument("table", metavar="FILE|NAME", help="loss table (.npz) or the name of a bundled one")
+    one.add_argument("table", metavar="FILE|NAME", help=TABLE_HELP)
     one.add_argument("--json", action="store_true", help="print one JSON document")
     one.add_argument("--plot", metavar="FILE", help="also draw the table (.png, .svg or .pdf)")
 

@@ -30,12 +30,14 @@ def add(commands: Any) -> None:
     limits.add_argument(
         "--target-tpot-ms", type=float, metavar="X", help="most bits with at most so much time per output token [ms]"
     )
-    limits.add_argument("--max-loss", type=float, metavar="Y", help="least time with at most this quantisation loss")
     limits.add_argument(
-        "--max-noise", type=float, metavar="Y", help="the same as a share of the variance of the experts' output [1]"
+        "--max-loss", type=float, metavar="Y", help="least time with at most this quantisation loss (MSE)"
+    )
+    limits.add_argument(
+        "--max-noise", metavar="Y", help="least time with at most this loss over the output's variance: 0.03 or 3%%"
     )
     one.add_argument(
-        "--metric", default="mean", metavar="NAME", help="time per output token: mean, max or pQ such as p99"
+        "--metric", default="mean", metavar="NAME", help="time per output token: mean, max or p0 to p100 such as p99"
     )
     one.add_argument("-o", "--out", metavar="FILE", help="also save every mean priced (.nc, .zarr, .csv or .parquet)")
     one.add_argument("--plot", metavar="FILE", help="also draw latency against loss (.png, .svg or .pdf)")
@@ -122,27 +124,34 @@ def _data(answer: _Answer) -> dict[str, Any]:
 
 def _text(answer: _Answer) -> str:
     """One answer: a table of sequences, and one of what all of them come to."""
+    import numpy as np
+
     from perfmodel.reports import table
 
     label, found = answer
     if isinstance(found, NoAnswerError):
         return str(found)
 
-    def numbers(mean: float, latency_s: float, loss: float, noise: float) -> list[str]:
-        return [f"{mean:.4g}", f"{1e3 * latency_s:.5g}", _known(loss), _known(100 * noise)]
+    asked, really = found.front.mean_bits, found.front.spent_bits
+    beside_it = bool((np.abs(really - asked) > 1e-9).any())
 
-    columns = ("mean bits", f"{found.metric.removesuffix('_s')} [ms]", "loss", "noise [%]")
+    def numbers(mean: float, spent: float, latency_s: float, loss: float, noise: float) -> list[str]:
+        bits = [f"{mean:.4g}", _known(spent)] if beside_it else [f"{mean:.4g}"]
+        return [*bits, f"{1e3 * latency_s:.5g}", _known(loss), _known(100 * noise)]
+
+    bits = ("mean bits", "spent") if beside_it else ("mean bits",)
+    columns = (*bits, f"{found.metric.removesuffix('_s')} [ms]", "loss [MSE]", "noise [%]")
     rows = [
         [name, str(tokens), *numbers(*values), "yes" if met else "no"]
         for name, tokens, met, *values in zip(
             found.labels, found.front.tokens.tolist(), found.met.tolist(), found.mean_bits.tolist(),
-            found.latency_s.tolist(), found.loss.tolist(), found.noise.tolist(), strict=True,
+            found.spent_bits.tolist(), found.latency_s.tolist(), found.loss.tolist(), found.noise.tolist(), strict=True,
         )
     ]  # fmt: skip
     every = len(found.labels)
     own = found.compared[0]
     beside = [
-        [one.rule, *numbers(*one[1:5]), f"{one.met} of {every}", *_over(found.limit.what, one, own)]
+        [one.rule, *numbers(*one[1:6]), f"{one.met} of {every}", *_over(found.limit.what, one, own)]
         for one in found.compared
     ]
     best, ratio = ("most bits", "loss") if found.limit.what == "latency" else ("least time", "time")
@@ -156,7 +165,7 @@ def _text(answer: _Answer) -> str:
     ]
     missed = every - int(found.met.sum())
     if missed:
-        lines.append(f"note: {missed} of {every} sequences keep the limit at no mean; theirs is the nearest to it")
+        lines.append(f"note: {missed} of {every} sequences cannot keep the limit; their nearest mean is shown")
     return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
 
 

@@ -93,7 +93,7 @@ def quality_context(bench: Bench) -> QualityContext:
         computed = (found.quant_loss, found.quant_loss_vs_uniform, found.quant_noise)
         rows.append(QualityRow(one.name, policy, *computed, one.value))
     network = bench.models[published.model]
-    table = losses_for(None, len(network.moe_layers), network.num_experts)
+    table = losses_for(None, network)
     return QualityContext(*published[:3], table.name, table.source, tuple(rows))
 
 

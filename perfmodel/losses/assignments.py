@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel import placement
-from perfmodel.bitwidth import OBJECTIVES, Budget, LossTable, Objective, Scope
+from perfmodel.bitwidth import OBJECTIVES, Budget, LossTable, Objective
 from perfmodel.errors import TraceError
-from perfmodel.losses.choices import check_rest, checked_gpu_experts, checked_means
-from perfmodel.losses.comparison import Assignment, Comparison, Setting
+from perfmodel.losses.choices import check_kinds, check_rest, checked_gpu_experts, checked_means
+from perfmodel.losses.comparison import Comparison, Setting
 from perfmodel.losses.rules import (
     HINDSIGHT,
     RANDOM_ORDERS,
@@ -29,6 +29,7 @@ from perfmodel.losses.rules import (
     near_data,
     spent_bits,
 )
+from perfmodel.losses.tally import Tally, noise
 from perfmodel.placement import Norm
 from perfmodel.routing import RoutingTrace, statistics
 
@@ -38,43 +39,6 @@ Floats = NDArray[np.float64]
 _CHUNK = 4_000_000
 #: Additions spent on budgets for whole models, some seconds; where all sequences need more, only some get one.
 _MOST_MERGED = 3e9
-
-
-@dataclass
-class _Tally:
-    """Sums over the sequences seen so far, of one rule in one setting."""
-
-    ratio: float = 0.0
-    ratios: int = 0
-    loss: float = 0.0
-    sequences: int = 0
-    decode: float = 0.0
-    uniform: float = 0.0
-    picks: float = 0.0
-
-    def add(self, loss: Floats, best: Floats, scope: Scope) -> None:
-        """loss, best : [S, L], an objective under this rule and at its optimum."""
-        self.loss += float(loss.sum())
-        self.sequences += len(loss)
-        if scope == "model":
-            loss, best = loss.sum(axis=1), best.sum(axis=1)
-        known = best > 0
-        self.ratio += float((loss[known] / best[known]).sum())
-        self.ratios += int(known.sum())
-
-    def add_decode(self, loss: Floats, uniform: Floats, picks: Floats) -> None:
-        """loss, uniform : [S, L], summed over decode picks; picks : [S], those on the GPU as well."""
-        self.decode += float(loss.sum())
-        self.uniform += float(uniform.sum())
-        self.picks += float(picks.sum())
-
-    def result(self) -> Assignment:
-        return Assignment(
-            loss=self.loss / self.sequences,
-            ratio=self.ratio / self.ratios if self.ratios else None,
-            decode_loss=self.decode / self.picks if self.picks else None,
-            decode_vs_uniform=self.decode / self.uniform if self.uniform > 0 else None,
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,10 +55,10 @@ class _Work:
     budget: Budget
     seed: int
     merged: NDArray[np.int64]
-    tallies: dict[tuple[int, float, str, str], _Tally] = field(default_factory=dict)
+    tallies: dict[tuple[int, float, str, str], Tally] = field(default_factory=dict)
 
-    def tally(self, *key: Any) -> _Tally:
-        return self.tallies.setdefault(key, _Tally())
+    def tally(self, *key: Any) -> Tally:
+        return self.tallies.setdefault(key, Tally())
 
 
 def compare_assignments(
@@ -131,12 +95,13 @@ def compare_assignments(
     Raises PolicyError and TraceError for numbers out of range, a table of another number of experts, or a trace
     without prefill that has a single sequence.
     """
+    check_kinds(table, trace)
     if trace.num_experts_inferred and trace.num_experts < table.num_experts:
         trace = trace.with_num_experts(table.num_experts)
     model = str(trace.metadata["model"])
     if trace.num_experts != table.num_experts:
         raise TraceError(
-            f"loss table {table.name} has {table.num_experts} experts a layer, the trace of {model}"
+            f"loss table {table.name!r} has {table.num_experts} experts a layer, the trace of {model!r}"
             f" {trace.num_experts}; give a table of this model"
         )
     fitted = table.for_model(trace.num_layers, trace.num_experts)
@@ -170,7 +135,7 @@ def compare_assignments(
     )
     return Comparison(
         table=fitted.name,
-        table_source=fitted.source,
+        table_source=fitted.origin,
         trace=model,
         trace_source=str(trace.metadata["source"]),
         sequences=trace.num_sequences,
@@ -278,7 +243,8 @@ def _results(work: _Work, gpu_experts: int, mean: float) -> Iterator[Setting]:
             for name in (UNIFORM, *RULES)
             if (tally := work.tallies.get((gpu_experts, mean, objective, name))) is not None
         }
-        known = work.tally(gpu_experts, mean, objective, "optimum")
+        tallies = [work.tally(gpu_experts, mean, objective, rule) for rule in ("optimum", "random", "prefix")]
+        known, random, prefix = tallies
         yield Setting(
             gpu_experts=gpu_experts,
             mean_bits=mean,
@@ -288,6 +254,8 @@ def _results(work: _Work, gpu_experts: int, mean: float) -> Iterator[Setting]:
             zero_layers=known.sequences * work.table.num_layers - known.ratios,
             hindsight=least["optimum"].result().decode_vs_uniform,
             hindsight_model=least["model optimum"].result().decode_vs_uniform,
+            ratio_noise=noise(random.ratio_of, prefix.ratio_of),
+            decode_noise=noise(random.decode_of, prefix.decode_of, random.uniform / random.sequences),
         )
 
 

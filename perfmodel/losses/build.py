@@ -1,6 +1,7 @@
 """Loss tables from the weights of a checkpoint."""
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -12,17 +13,18 @@ from numpy.typing import NDArray
 
 from perfmodel import __version__
 from perfmodel.bitwidth import BITS, LossTable
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, TraceError
 from perfmodel.losses.calibration import Calibration
 from perfmodel.losses.checkpoint import Checkpoint
 from perfmodel.losses.expert import LEAST_ROWS, LEAST_ROWS_A_FOLD, ExpertLosses, gptq_losses, nearest_losses
 from perfmodel.losses.gptq import Damping, Order
 from perfmodel.losses.grids import scale_bits_per_weight
-from perfmodel.losses.journal import MARK, Partial, check_output, program_hash, write_npz
-from perfmodel.losses.options import BuildOptions, Method, checked
+from perfmodel.losses.journal import Partial, differences, program_hash, write_npz
+from perfmodel.losses.options import OPTIONS, BuildOptions, Method, checked
+from perfmodel.losses.outputs import MARK, check_output
 from perfmodel.model import MoEModel
 from perfmodel.progress import Report, check_report
-from perfmodel.routing.npz import shown
+from perfmodel.routing.npz import one_line, shown
 
 #: Largest matrix of an expert that threads do not pay for [weights].
 _SMALL = 2**20
@@ -68,7 +70,9 @@ def build_losses(
         default (``"auto"``) what Ledoit and Wolf estimate from the rows [2], and 0.01 at least.
     order : in which the columns are rounded: ``"natural"`` (default), or ``"activation"``, the largest inputs first
     folds : parts that the rows of an expert are dealt into, 2 or more; every part is held out once (default 4)
-    resume : go on with an unfinished build. overwrite : throw it away, and replace whatever the output is.
+    resume : go on with an unfinished build, whose experts must still have the weights that they had
+    overwrite : throw an unfinished build away, and replace a finished table. Without, a finished table of the same
+        inputs and options is the result, and one of others is an error; what perfmodel did not build is never replaced.
     report : called with the experts that are done, and the experts of all layers
 
     Returns
@@ -80,7 +84,7 @@ def build_losses(
     ModelConfigError : the config is missing, or describes no experts that are understood
     TraceError : the rows are damaged, or of another model
     PerfModelError : weights are missing or damaged; an option is not allowed; the output cannot be written, or an
-        unfinished build is there
+        unfinished build, a table of something else or another kind of file is there
 
     References
     ----------
@@ -98,37 +102,47 @@ def build_losses(
     if output is None and (resume or overwrite):
         raise PerfModelError(f"{'resume' if resume else 'overwrite'}: of no use without an output")
     inputs = tuple(Path(one) for one in (calibration, held_out) if isinstance(one, str | os.PathLike))
-    target = None if output is None else check_output(output, inputs, overwrite=overwrite)
+    target = None if output is None else check_output(output, inputs)
     weights = Checkpoint(checkpoint)
     chosen = checked(
         method=method, bits=bits, group_size=group_size, damping=damping, order=order, folds=folds,
         has_held_out=held_out is not None, widest=max(weights.model.hidden_size, weights.model.expert_size),
     )  # fmt: skip
     rows = _rows("calibration", calibration, weights)
-    other = None if held_out is None else _rows("held_out", held_out, weights)
+    other = None if held_out is None else _rows("held-out rows", held_out, weights)
     work = _Work(weights, rows, other, chosen)
     partial = Partial(target, work.identity(), work.shape, resume=resume, overwrite=overwrite)
     say = report or (lambda done, total: None)
+    if target is not None and target.exists() and not overwrite and not partial.begun:
+        finished = work.finished(target)
+        say(partial.done.size, partial.done.size)
+        return finished
+    partial.check_weights(weights.expert_hash)
     try:
         with _enough_threads(weights.model):
             for layer, expert in np.argwhere(~partial.done).tolist():
                 say(int(partial.done.sum()), partial.done.size)
                 partial.record(layer, expert, *work.losses(layer, expert))
         say(partial.done.size, partial.done.size)
+    except PerfModelError as error:
+        raise type(error)(f"{error}{partial.kept()}") from None
     finally:
         partial.flush()
-    info = work.described()
-    if target is not None:
-        write_npz(target, _arrays(partial.arrays, chosen, info))
-        partial.discard()
-    return LossTable(
+    info = work.described(partial.weights_hash())
+    # Made before anything is written or removed, because it checks what goes into the file.
+    table = LossTable(
         partial.arrays["losses"],
         name=weights.name if target is None else target.stem,
+        source="measured",
         bits=chosen.bits,
         output_variance=partial.arrays["output_variance"],
         n_tokens=partial.arrays["rows"],
         info=info,
     )
+    if target is not None:
+        write_npz(target, _arrays(partial.arrays, chosen, info))
+        partial.discard()
+    return table
 
 
 @contextlib.contextmanager
@@ -155,13 +169,19 @@ class _Work:
         self.weights, self.calibration, self.held_out, self.options = weights, calibration, held_out, options
         if held_out is not None and held_out.content_hash() == calibration.content_hash():
             raise PerfModelError(
-                "held_out: holds the rows of the calibration itself; allowed: other rows, or none, to hold every row"
+                "held-out rows: those of the calibration itself; allowed: other rows, or none, to hold every row"
                 " of the calibration out once"
             )
         self._least = max(LEAST_ROWS, LEAST_ROWS_A_FOLD * (options.folds or 1))
         for rows in (calibration, held_out):
-            if rows is not None and rows.num_rows < self._least:
-                raise PerfModelError(f"{rows.name}: {rows.num_rows} rows of a layer; allowed: {self._least} or more")
+            if rows is not None and rows.num_rows < LEAST_ROWS:
+                raise PerfModelError(f"{rows.name}: {rows.num_rows} rows of a layer; allowed: {LEAST_ROWS} or more")
+        if calibration.num_rows < self._least:
+            raise PerfModelError(
+                f"folds: found {options.folds}; allowed: 2 to {calibration.num_rows // LEAST_ROWS_A_FOLD}, as"
+                f" {calibration.name} has {calibration.num_rows} rows of a layer and every fold needs"
+                f" {LEAST_ROWS_A_FOLD}"
+            )
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -169,12 +189,12 @@ class _Work:
         model = self.weights.model
         return model.num_moe_layers, model.num_experts, len(self.options.bits)
 
-    def losses(self, layer: int, expert: int) -> tuple[ExpertLosses, bool]:
-        """The numbers of one expert, and whether it got rows that the router sent elsewhere."""
+    def losses(self, layer: int, expert: int) -> tuple[ExpertLosses, bool, bytes]:
+        """The numbers of one expert, whether it got rows that the router sent elsewhere, and its weights' hash."""
         seen, few = self._rows_of(self.calibration, layer, expert)
         unseen, fewer = (None, False) if self.held_out is None else self._rows_of(self.held_out, layer, expert)
-        weights, options = self.weights.expert(layer, expert), self.options
-        where = f"{self.weights.name}: expert {expert} of layer {self.weights.model.moe_layers[layer]}"
+        (weights, digest), options = self.weights.hashed_expert(layer, expert), self.options
+        where = f"model {shown(self.weights.name)}: expert {expert} of layer {self.weights.model.moe_layers[layer]}"
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused below
                 if options.method == "rtn":
@@ -190,46 +210,87 @@ class _Work:
             ) from None
         if not np.isfinite([*found.losses, *found.nearest, found.output_variance]).all():
             raise PerfModelError(f"{where}: its output is too large for a number; allowed: weights of usual size")
-        return found, few or fewer
+        return found, few or fewer, digest
 
     def _rows_of(self, source: Calibration, layer: int, expert: int) -> tuple[NDArray[np.float64], bool]:
         own = source.rows(layer, expert)
         return (own, False) if len(own) >= self._least else (source.rows(layer), True)
 
     def hashes(self) -> dict[str, str]:
-        """Contents of the inputs."""
+        """Contents of whatever the numbers depend on, but for the weights, which are hashed as they are read."""
         rows = {"calibration": self.calibration, "held_out": self.held_out}
         return {
-            "checkpoint": self.weights.identity(),
+            "program": program_hash(),
             **{name: one.content_hash() for name, one in rows.items() if one is not None},
         }
 
     def identity(self) -> dict[str, Any]:
-        """Everything that the numbers depend on."""
-        return {**self.options.described(), "bits": list(self.options.bits), "program": program_hash(), **self.hashes()}
+        """Everything that the numbers depend on, but for the weights."""
+        return {**self.options.described(), "bits": list(self.options.bits), **self.hashes()}
 
-    def described(self) -> dict[str, Any]:
-        """How the table is made, as plain values without times and places, so that the same table is the same file."""
+    def finished(self, target: Path) -> LossTable:
+        """The table that is there, if it is of these inputs and options; every weight is read for that.
+
+        Raises PerfModelError where it is of others.
+        """
+        there, done = _identity(target)
+        weights = there.pop("checkpoint", None)
+        other = differences(there, self.identity())
+        if not other:
+            digest = hashlib.sha256()
+            for layer, expert in np.ndindex(*self.shape[:2]):
+                digest.update(self.weights.expert_hash(layer, expert))
+            if digest.hexdigest() == weights:
+                return done
+            other = "the contents of checkpoint changed"
+        raise PerfModelError(
+            f"{one_line(target)}: is a finished table of something else ({other}); choose another output, or replace it"
+            " with --overwrite"
+        )
+
+    def described(self, weights: str) -> dict[str, Any]:
+        """How the table is made, as plain values without times and places, so that the same table is the same file.
+
+        weights : hash of the weights of all experts
+        """
         model, group = self.weights.model, self.options.group_size
         shapes = [(model.expert_size, model.hidden_size)] * 2 + [(model.hidden_size, model.expert_size)]
         names = {"calibration": self.calibration, "held_out": self.held_out}
         return {
             MARK: __version__,
+            "model": self.weights.name,
+            "model_type": model.family,
+            "num_layers": model.num_layers,
+            "num_experts": model.num_experts,
+            "top_k": model.top_k,
+            "hidden_size": model.hidden_size,
+            "expert_size": model.expert_size,
             **self.options.described(),
             "scale_bits_per_weight": [scale_bits_per_weight(shapes, width, group) for width in self.options.bits],
             "least_rows": self._least,
-            "checkpoint": self.weights.name,
             **{name: Path(one.name).name for name, one in names.items() if one is not None},
-            "sha256": self.hashes(),
+            "sha256": {"checkpoint": weights, **self.hashes()},
         }
+
+
+def _identity(target: Path) -> tuple[dict[str, Any], LossTable]:
+    """What a finished table was made from, as `_Work.identity` has it with the weights, and the table."""
+    try:
+        table = LossTable.load(target)
+    except TraceError as error:
+        raise PerfModelError(f"{one_line(error)}; choose another output, or replace it with --overwrite") from None
+    hashes = table.info.get("sha256")
+    options = {name: table.info[name] for name in OPTIONS if name in table.info}
+    return {**options, "bits": list(table.bits), **(hashes if isinstance(hashes, dict) else {})}, table
 
 
 def _rows(what: str, given: Any, weights: Checkpoint) -> Calibration:
     if not isinstance(given, str | os.PathLike | Calibration):
         raise PerfModelError(f"{what}: found {shown(given)}; allowed: a calibration file (.npz)")
-    rows = given if isinstance(given, Calibration) else Calibration.load(given)
-    rows.check_model(weights.model)
-    return rows
+    if not isinstance(given, Calibration):
+        return Calibration.load(given, weights.model)
+    given.check_model(weights.model)
+    return given
 
 
 def _arrays(found: dict[str, NDArray[Any]], options: BuildOptions, info: dict[str, Any]) -> dict[str, NDArray[Any]]:

@@ -16,8 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from perfmodel.errors import TraceError
 from perfmodel.model import MoEModel
 from perfmodel.paths import replace_when_done
-from perfmodel.routing.npz import npz_keys, one_line, read_npz, shown
+from perfmodel.routing.npz import declared, npz_keys, one_line, read_npz, shown
 
+#: Longest metadata that are read.
+_LONGEST_TEXT_BYTES = 2**26
 _KEYS = ("hidden", "expert_ids", "expert_weights", "layer_index", "metadata")
 
 
@@ -47,12 +49,8 @@ class Calibration:
     def __post_init__(self) -> None:
         hidden = _floats(self.hidden, f"{self.name}: hidden", 3)
         shape = hidden.shape[:2]
-        ids = _whole(self.expert_ids, f"{self.name}: expert_ids", 3)
-        if ids.shape[:2] != shape or ids.shape[2] == 0:
-            raise TraceError(
-                f"{self.name}: expert_ids has shape {list(ids.shape)};"
-                f" allowed: [{shape[0]}, {shape[1]}, experts of a row], as hidden has shape {list(hidden.shape)}"
-            )
+        ids = _integers(self.expert_ids, f"{self.name}: expert_ids", 3)
+        _check_shapes(self.name, {"hidden": hidden.shape, "expert_ids": ids.shape})
         if ids.min() < 0:
             layer, row, _ = np.argwhere(ids < 0)[0]
             raise TraceError(f"{self.name}: expert_ids of layer {layer}, row {row} is {ids.min()}; allowed: 0 or more")
@@ -75,7 +73,7 @@ class Calibration:
                 )
             self._set("expert_weights", weights)
         if self.layer_index is not None:
-            index = _whole(self.layer_index, f"{self.name}: layer_index", 1).astype(np.int64)
+            index = _integers(self.layer_index, f"{self.name}: layer_index", 1).astype(np.int64)
             if len(index) != shape[0] or index.min() < 0 or (np.diff(index) <= 0).any():
                 found = shown(index.tolist())
                 raise TraceError(f"{self.name}: layer_index is {found}; allowed: {shape[0]} layers, rising")
@@ -97,19 +95,31 @@ class Calibration:
         return int(self.hidden.shape[1])
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Calibration":
+    def load(cls, path: str | os.PathLike[str], model: MoEModel | None = None) -> "Calibration":
         """Read an ``.npz`` file with the attributes as arrays, ``metadata`` as one JSON text.
 
-        Raises TraceError when there is no such file, or it does not hold calibration rows.
+        With a model, rows of another one are refused, and what the file says of its shapes before anything is read.
+
+        Raises TraceError when there is no such file, or it does not hold calibration rows, or not of this model.
         """
-        arrays = read_npz(_path(path), _KEYS)
         where = one_line(path)
+        sizes = declared(_path(path), _KEYS)
         for key in ("hidden", "expert_ids"):
-            if key not in arrays:
+            if key not in sizes:
                 found = ", ".join(npz_keys(_path(path))[:10])
                 raise TraceError(f"{where}: no array {key!r}, found {one_line(found)}; allowed: a calibration file")
+        shapes = {key: shape for key, (shape, _) in sizes.items()}
+        if "metadata" in sizes and sizes["metadata"][1].itemsize > _LONGEST_TEXT_BYTES:
+            raise TraceError(f"{where}: metadata is longer than {_LONGEST_TEXT_BYTES >> 20} MiB; allowed: a JSON text")
+        _check_shapes(where, shapes)
+        if model is not None:
+            _check_sizes(where, shapes, model)
+        arrays = read_npz(_path(path), _KEYS)
         info = _read_info(arrays.pop("metadata"), where) if "metadata" in arrays else {}
-        return cls(name=where, info=info, **arrays)
+        rows = cls(name=where, info=info, **arrays)
+        if model is not None:
+            rows.check_model(model)
+        return rows
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the ``.npz`` file that `load` reads, under a temporary name first; ``path`` ends in ``.npz``.
@@ -147,23 +157,16 @@ class Calibration:
 
         Raises TraceError when layers, hidden size or experts differ from the model's.
         """
-        sizes = {
-            "layers": (self.num_layers, model.num_moe_layers),
-            "hidden size": (self.hidden.shape[2], model.hidden_size),
-            "experts of a row": (self.expert_ids.shape[2], model.top_k),
-        }
-        for what, (found, expected) in sizes.items():
-            if found != expected:
-                raise TraceError(f"{self.name}: {what} {found}; allowed: {expected}, as model {model.name} has")
+        _check_sizes(self.name, {"hidden": self.hidden.shape, "expert_ids": self.expert_ids.shape}, model)
         highest = int(self.expert_ids.max())
         if highest >= model.num_experts:
-            allowed = f"0 to {model.num_experts - 1}, the experts of model {model.name}"
+            allowed = f"0 to {model.num_experts - 1}, the experts of model {shown(model.name)}"
             raise TraceError(f"{self.name}: expert_ids holds {highest}; allowed: {allowed}")
         if self.layer_index is not None and self.layer_index.tolist() != list(model.moe_layers):
             layers = shown(list(model.moe_layers))
             raise TraceError(
                 f"{self.name}: layer_index is {shown(self.layer_index.tolist())};"
-                f" allowed: {layers}, the layers of model {model.name} that have experts"
+                f" allowed: {layers}, the layers of model {shown(model.name)} that have experts"
             )
 
     def rows(self, layer: int, expert: int | None = None) -> NDArray[np.float64]:
@@ -172,6 +175,40 @@ class Calibration:
         if expert is not None:
             hidden = hidden[(self.expert_ids[layer] == expert).any(axis=1)]
         return np.asarray(hidden, dtype=np.float64)
+
+
+def _check_sizes(name: str, shapes: Mapping[str, tuple[int, ...]], model: MoEModel) -> None:
+    sizes = {
+        "layers": (shapes["hidden"][0], model.num_moe_layers),
+        "hidden size": (shapes["hidden"][2], model.hidden_size),
+        "experts of a row": (shapes["expert_ids"][2], model.top_k),
+    }
+    for what, (found, expected) in sizes.items():
+        if found != expected:
+            raise TraceError(f"{name}: {what} {found}; allowed: {expected}, as model {shown(model.name)} has")
+
+
+def _check_shapes(name: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Shapes that do not fit together; None of the sizes are 0 afterwards."""
+    for key, axes in (("hidden", 3), ("expert_ids", 3), ("expert_weights", 3), ("layer_index", 1), ("metadata", 0)):
+        if key in shapes and (len(shapes[key]) != axes or 0 in shapes[key]):
+            raise TraceError(f"{name}: {key} has shape {list(shapes[key])}; allowed: {_axes(axes)}")
+    hidden, ids = shapes["hidden"], shapes["expert_ids"]
+    if ids[:2] != hidden[:2]:
+        raise TraceError(
+            f"{name}: expert_ids has shape {list(ids)};"
+            f" allowed: [{hidden[0]}, {hidden[1]}, experts of a row], as hidden has shape {list(hidden)}"
+        )
+    if shapes.get("expert_weights", ids) != ids:
+        found = list(shapes["expert_weights"])
+        raise TraceError(f"{name}: expert_weights has shape {found}; allowed: {list(ids)}, as expert_ids")
+    if shapes.get("layer_index", hidden[:1]) != hidden[:1]:
+        found = list(shapes["layer_index"])
+        raise TraceError(f"{name}: layer_index has shape {found}; allowed: {hidden[0]} layers, rising")
+
+
+def _axes(count: int) -> str:
+    return f"{count} axes, not empty" if count else "one JSON text"
 
 
 def _path(given: Any) -> Path:
@@ -186,7 +223,7 @@ def _array(values: ArrayLike, where: str, axes: int) -> NDArray[Any]:
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise TraceError(f"{where} is no array of numbers ({one_line(error)})") from None
     if array.ndim != axes or 0 in array.shape:
-        raise TraceError(f"{where} has shape {list(array.shape)}; allowed: {axes} axes, not empty")
+        raise TraceError(f"{where} has shape {list(array.shape)}; allowed: {_axes(axes)}")
     return array.view()
 
 
@@ -201,7 +238,7 @@ def _floats(values: ArrayLike, where: str, axes: int) -> NDArray[np.floating[Any
     return array
 
 
-def _whole(values: ArrayLike, where: str, axes: int) -> NDArray[np.integer[Any]]:
+def _integers(values: ArrayLike, where: str, axes: int) -> NDArray[np.integer[Any]]:
     array = _array(values, where, axes)
     if array.dtype.kind not in "iu":
         raise TraceError(f"{where} is of type {array.dtype}; allowed: whole numbers")

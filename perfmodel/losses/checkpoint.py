@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import ModelConfigError, PerfModelError
-from perfmodel.losses.shards import WIDTHS, Shard, check_regular
+from perfmodel.losses.shards import WIDTHS, Shard, Stored, check_regular
 from perfmodel.model import MoEModel
 from perfmodel.routing.npz import one_line, shown
 
@@ -55,6 +55,7 @@ class Checkpoint:
     Attributes
     ----------
     folder, model : the folder, and the shape that its config describes
+    name : what the model is called: the last part of ``_name_or_path`` in the config, or else the folder's name
     layout : how the tensors of experts are named
     shards : the files that hold experts, by name; only their headers are read so far
 
@@ -73,39 +74,55 @@ class Checkpoint:
         values: Mapping[str, Any] = json.loads(self.config.read_text(encoding="utf-8-sig"))
         _check_activation(self.model, values, self.config)
         self._block = _scale_block(values)
+        self.name = _name(values) or self.model.name
         self.shards: dict[str, Shard] = {}
         self._places = self._find_tensors()
         first = self.model.moe_layers[0]
         self.layout, self._prefix = self._find_layout(f"layers.{first}.")
         self._check_tensors()
 
-    @property
-    def name(self) -> str:
-        """What the model is called."""
-        return self.model.name
-
     def expert(self, row: int, expert: int) -> Expert:
         """The weights of an expert of the ``row``-th layer that has experts, both counted from 0.
 
         Raises PerfModelError for weights that are not finite, and for a file that was changed meanwhile.
         """
-        size = self.model.expert_size
-        names = self._names(self.model.moe_layers[row], expert)
+        return self.hashed_expert(row, expert)[0]
+
+    def hashed_expert(self, row: int, expert: int) -> tuple[Expert, bytes]:
+        """The weights of an expert, and the hash of the very bytes that they were made from; see `expert_hash`."""
+        stored = self._stored(row, expert)
+        found = [self._matrix(name, *parts) for name, parts in stored.items()]
         if self.layout == _FUSED:
-            both = self._matrix(names[0], expert)
-            return Expert(both[:size], both[size:], self._matrix(names[2], expert))
-        return Expert(*(self._matrix(name) for name in names))
+            size = self.model.expert_size
+            found = [found[0][:size], found[0][size:], found[1]]
+        return Expert(*found), self._hash(stored)
 
-    def identity(self) -> str:
-        """SHA-256 of the config, and of every file's name, size, header and samples of its weights.
+    def expert_hash(self, row: int, expert: int) -> bytes:
+        """SHA-256 of everything that the weights of an expert follow from: types, shapes, bytes, and scales of blocks.
 
-        Files of up to 4 MiB count as a whole; of a larger one 64 pieces of 64 KiB at equal distances. Hashing whole
-        checkpoints of hundreds of gigabytes would take longer than many a build.
+        Names of files and tensors and the rest of the config do not count. Reads the expert, and nothing is decoded.
         """
-        digest = hashlib.sha256(self.config.read_bytes())
-        for name, shard in sorted(self.shards.items()):
-            digest.update(f"\0{name} {shard.size}\0".encode() + shard.header + shard.sample())
-        return digest.hexdigest()
+        return self._hash(self._stored(row, expert))
+
+    def _stored(self, row: int, expert: int) -> dict[str, tuple[Stored, Stored | None]]:
+        """The tensors of an expert by name, each with its scales where it has any."""
+        first = expert if self.layout == _FUSED else None
+        found = {}
+        for name in dict.fromkeys(self._names(self.model.moe_layers[row], expert)):
+            numbers, scales = self._shard(self._places[name]).read(name, first), None
+            if numbers.dtype == "F8_E4M3":
+                scale = f"{name}_scale_inv"
+                scales = self._shard(self._places[scale]).read(scale)
+            found[name] = numbers, scales
+        return found
+
+    def _hash(self, stored: Mapping[str, tuple[Stored, Stored | None]]) -> bytes:
+        digest = hashlib.sha256()
+        for parts in stored.values():
+            for part in filter(None, parts):
+                digest.update(f"{part.dtype} {part.shape} {self._block}:".encode())
+                digest.update(part.data)
+        return digest.digest()
 
     def _shard(self, name: str) -> Shard:
         if name not in self.shards:
@@ -184,20 +201,25 @@ class Checkpoint:
                     f" allowed: F32 or BF16 {list(scales)}"
                 )
 
-    def _matrix(self, name: str, first: int | None = None) -> NDArray[np.float64]:
-        shard = self._shard(self._places[name])
-        found = shard.read(name, first)
-        if shard.tensors[name].dtype == "F8_E4M3" and self._block is not None:
-            scale = f"{name}_scale_inv"
-            scales = self._shard(self._places[scale]).read(scale)
+    def _matrix(self, name: str, numbers: Stored, scale: Stored | None) -> NDArray[np.float64]:
+        found = numbers.values()
+        if scale is not None and self._block is not None:
+            scales = scale.values()
             for axis, block in enumerate(self._block):
                 scales = scales.repeat(block, axis)
             found *= scales[: found.shape[0], : found.shape[1]]
         if not np.isfinite(found).all():
             place = [int(i) for i in np.argwhere(~np.isfinite(found))[0]]
-            where = f"{one_line(shard.path)}: tensor {shown(name)}"
+            where = f"{one_line(self._shard(self._places[name]).path)}: tensor {shown(name)}"
             raise PerfModelError(f"{where} holds {found[tuple(place)]} at {place}; allowed: finite numbers")
         return found
+
+
+def _name(values: Mapping[str, Any]) -> str:
+    """The last part of the name that a config gives its model, if it gives any."""
+    found = values.get("_name_or_path")
+    last = found.rstrip("/").rpartition("/")[2] if isinstance(found, str) else ""
+    return "" if last in (".", "..") else one_line(last)
 
 
 def _checked_folder(folder: Any) -> Path:

@@ -1,5 +1,6 @@
 """What a comparison of objectives and rules found."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -7,8 +8,10 @@ from perfmodel.bitwidth import Budget
 from perfmodel.losses.rules import RULES, UNIFORM
 from perfmodel.placement import Norm
 
-#: Differences of ratios below this are none.
+#: Uniform bits this close to the optimum are the optimum.
 _NOTHING = 5e-4
+#: Smaller shares are no difference worth a name, and neither are fewer standard errors.
+_LEAST_SHARE, _LEAST_ERRORS = 0.01, 3.0
 
 
 class Assignment(NamedTuple):
@@ -34,6 +37,8 @@ class Setting:
     assignments : by rule. zero_layers : layers of sequences whose optimum is 0, which the ratios leave out.
     hindsight, hindsight_model : least ``decode_vs_uniform`` of any assignment, with one budget a layer and with one
         for the whole model: chosen by the decode steps themselves.
+    ratio_noise, decode_noise : standard error of what ``random`` less ``prefix`` is in ``ratio`` and in
+        ``decode_vs_uniform``, from sequences and random orders; None where these are.
     """
 
     gpu_experts: int
@@ -44,6 +49,8 @@ class Setting:
     zero_layers: int
     hindsight: float | None
     hindsight_model: float | None
+    ratio_noise: float | None
+    decode_noise: float | None
 
 
 @dataclass(frozen=True)
@@ -108,12 +115,52 @@ class Comparison:
 
 
 def readings(found: Comparison) -> list[str]:
-    """What the comparison shows: a line for every mean, over the numbers of GPU experts alike."""
-    return [f"at {mean:g} bits {_reading(found, mean)}" for mean in found.means]
+    """What the comparison shows, a statement each: at every mean, over the numbers of GPU experts alike."""
+    return [
+        f"at {mean:g} bits ({_over(found.gpu_experts)}): {words}"
+        for mean in found.means
+        for words in [*_orders(found, mean), *_budgets(found, mean)] or ["nothing can be said"]
+    ]
 
 
-def _reading(found: Comparison, mean: float) -> str:
-    words = [_order(found, mean)]
+def _over(gpu_experts: list[int]) -> str:
+    return f"{'mean over ' * (len(gpu_experts) > 1)}K = {', '.join(map(str, gpu_experts))}"
+
+
+def _orders(found: Comparison, mean: float) -> Iterator[str]:
+    """What the order by importance is worth under the plain sum, beside a random one: in that sum, and in decode."""
+    uniform = _mean(found, mean, "plain", UNIFORM, "ratio")
+    if uniform is not None and uniform < 1 + _NOTHING:
+        yield "uniform bits are the optimum of the plain sum"
+        return
+    for field, start, unit in (
+        ("ratio", "of the plain sum", "the optimum"),
+        ("decode_vs_uniform", "in decode, under the same objective", "uniform bits"),
+    ):
+        prefix, random = (_mean(found, mean, "plain", rule, field) for rule in ("prefix", "random"))
+        if prefix is not None and random is not None:
+            yield (
+                f"{start}, the order by importance is {_beside(random - prefix, random, _noise(found, mean, field))}"
+                f" a random one: {prefix:.3f} and {random:.3f} of {unit}"
+            )
+
+
+def _beside(gain: float, random: float, noise: float) -> str:
+    """How an order that is lower by ``gain`` stands beside a random one."""
+    if abs(gain) <= max(_LEAST_SHARE * random, _LEAST_ERRORS * noise):
+        return "no different from"
+    return "better than" if gain > 0 else "worse than"
+
+
+def _noise(found: Comparison, mean: float, field: str) -> float:
+    """Standard error of the mean over the numbers of GPU experts, which share sequences: no less than that of one."""
+    name = {"ratio": "ratio_noise", "decode_vs_uniform": "decode_noise"}[field]
+    settings = [one for one in found.settings if (one.mean_bits, one.objective) == (mean, "plain")]
+    return sum(getattr(one, name) or 0.0 for one in settings) / len(settings)
+
+
+def _budgets(found: Comparison, mean: float) -> Iterator[str]:
+    """What loses least in decode, by what shares a budget."""
     for scope, budget in (("layer", "one budget a layer"), ("model", "one for the whole model")):
         costs = {
             (objective, rule): cost
@@ -124,30 +171,10 @@ def _reading(found: Comparison, mean: float) -> str:
         }
         if costs:
             (objective, rule), least = min(costs.items(), key=lambda item: item[1])
-            if least > 0.995:
-                words.append(f"with {budget} nothing loses less in decode than uniform bits")
+            if least >= 1 - _LEAST_SHARE:
+                yield f"with {budget}, nothing loses less in decode than uniform bits"
             else:
-                words.append(
-                    f"with {budget} decode loses least by {rule} under {objective}, {least:.2f} of uniform bits"
-                )
-    return ", ".join(word for word in words if word) or "nothing can be said"
-
-
-def _order(found: Comparison, mean: float) -> str:
-    """What the order by importance is worth under the plain sum, beside a random one."""
-    ratios = {rule: _mean(found, mean, "plain", rule, "ratio") for rule in (UNIFORM, "prefix", "random")}
-    known = {rule: ratio for rule, ratio in ratios.items() if ratio is not None}
-    if len(known) < len(ratios):
-        return ""
-    if known[UNIFORM] < 1 + _NOTHING:
-        return "uniform bits are the optimum of the plain sum"
-    better = "better" if known["prefix"] < known["random"] - _NOTHING else "no better"
-    words = f"under the plain sum the order by importance is {better} than a random one"
-    words += f" ({known['prefix']:.3f} and {known['random']:.3f} of the optimum"
-    decode = [_mean(found, mean, "plain", rule, "decode_vs_uniform") for rule in ("prefix", "random")]
-    if decode[0] is not None and decode[1] is not None:
-        words += f"; {decode[0]:.2f} and {decode[1]:.2f} of uniform bits in decode"
-    return f"{words})"
+                yield f"with {budget}, decode loses least by {rule} under {objective}: {least:.3f} of uniform bits"
 
 
 def _mean(found: Comparison, mean: float, objective: str, rule: str, what: str) -> float | None:

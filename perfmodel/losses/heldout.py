@@ -1,11 +1,12 @@
 """How well a quantised checkpoint predicts text that it was not fitted to, for the assignments that are compared.
 
-A smaller sum of losses is not a better model; this is the check. All experts are quantised, and one importance serves
-all text: the mean over the sequences of the trace.
+A smaller sum of losses is not a better model; this is the check. The experts that are on the GPU stay as they are, all
+others are quantised as those were that the losses are of. One importance serves all text: the mean over the sequences
+of the trace.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,29 +14,30 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.bitwidth import LossTable, Objective
+from perfmodel.bitwidth import LossTable
 from perfmodel.errors import TraceError
-from perfmodel.losses.assignments import sequence_importance
 from perfmodel.losses.calibration import Calibration
 from perfmodel.losses.comparison import Comparison
 from perfmodel.losses.options import Method
-from perfmodel.losses.rules import RULES, UNIFORM, Floats, NearData, allowed, choose, near_data, spent_bits
+from perfmodel.losses.origin import Quantisation, quantisation
+from perfmodel.losses.rules import UNIFORM, Floats, NearData
+from perfmodel.losses.tries import Try, checked_counts, tries
 from perfmodel.progress import Report, check_report
 from perfmodel.routing import RoutingTrace
 
-#: The rules whose assignments are tried on text, under these objectives.
-_OBJECTIVES: tuple[Objective, ...] = ("plain", "importance", "variance")
-_RULES = ("prefix", "optimum", "floor optimum", "model optimum")
-#: The checkpoint as it is.
-STORED = "stored precision"
 #: Parts of the text whose scatter tells the noise.
 _PARTS = 8
-#: Standard errors that the best of several tries must be better by.
-_SURE = 3.0
+#: With fewer parts their scatter tells nothing.
+_LEAST_PARTS = 5
+#: Standard errors that the best of many tries must be better by, with as few parts.
+_SURE = 4.0
 
 
 class Difference(NamedTuple):
-    """A difference of held-out losses and its standard error, from parts of the text [nat/token]; None for one part."""
+    """A difference of held-out losses and its standard error, from parts of the text [nat/token].
+
+    error : None with fewer than five parts (of a window or more), and for an assignment beside itself
+    """
 
     nats: float
     error: float | None
@@ -44,16 +46,19 @@ class Difference(NamedTuple):
 class Prediction(NamedTuple):
     """One assignment tried on text.
 
+    gpu_experts : experts of a layer at the stored precision, the most important ones; None for all of them
     assignment : objective and rule, ``uniform``, or ``stored precision``
-    mean_bits : as asked [bit]; None at the stored precision
-    summed_loss : sum of the table's losses over all experts, in the table's unit
+    mean_bits : of the others, as asked [bit]; None at the stored precision
+    summed_loss : sum of the table's losses over all quantised experts, in the table's unit
     weighted_loss : the same, each loss times its expert's importance
-    lowest_share : share of the experts at the lowest width of the table [1]
+    lowest_share : share of the quantised experts at the lowest width of the table [1]
     nats : held-out loss of the language model [nat/token]
     added : over that at the stored precision
     over_uniform : over that of uniform bits at the same mean; None where the mean is no width of the table
+    same_as : an assignment above that is the same, bit for bit, with as many experts on the GPU; None where none is
     """
 
+    gpu_experts: int | None
     assignment: str
     mean_bits: float | None
     summed_loss: float
@@ -62,30 +67,38 @@ class Prediction(NamedTuple):
     nats: float
     added: Difference
     over_uniform: Difference | None
+    same_as: str | None
 
 
 @dataclass(frozen=True)
 class HeldOut:
     """What `predict` found, for what.
 
-    method : how the experts were quantised. tokens : predicted tokens. lowest_bits : lowest width of the table [bit].
+    quantised : how the experts were. tokens : predicted tokens. lowest_bits : lowest width of the table [bit].
+    gpu_experts : numbers of experts on the GPU that were tried; not_tried : others of the comparison
     """
 
     checkpoint: str
-    method: str
+    quantised: Quantisation
     files: tuple[str, ...]
     tokens: int
     lowest_bits: int
+    gpu_experts: tuple[int, ...]
+    not_tried: tuple[int, ...]
     rows: tuple[Prediction, ...]
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
         return {
             "checkpoint": self.checkpoint,
-            "method": self.method,
+            **{name: value for name, value in self.quantised._asdict().items() if name != "notes"},
             "files": list(self.files),
             "tokens": self.tokens,
             "lowest_bits": self.lowest_bits,
+            "gpu_experts": list(self.gpu_experts),
+            "not_tried": list(self.not_tried),
+            "notes": list(self.notes),
             "rows": [
                 {
                     **one._asdict(),
@@ -105,132 +118,131 @@ def predict(
     checkpoint: str | os.PathLike[str],
     files: Sequence[str | os.PathLike[str]],
     *,
+    gpu_experts: Sequence[int] | None = None,
     method: Method | None = None,
     calibration: str | os.PathLike[str] | None = None,
     tokens: int | None = None,
     report: Report | None = None,
 ) -> HeldOut:
-    """Held-out loss of a language model at every assignment, with all of its experts quantised.
+    """Held-out loss of a language model at every assignment, its experts quantised as the table says.
 
     Parameters
     ----------
-    found : the comparison of the same table and trace; gives the budgets, the importance and the floor.
+    found : the comparison of the same table and trace; gives the objectives, budgets, importance and floor.
     checkpoint : folder of the model. files : text that it is to predict.
-    method : ``gptq`` or ``rtn``; by default GPTQ with calibration rows, else rounding to nearest.
+    gpu_experts : experts of a layer that stay as they are, some of the numbers in ``found``; by default 0 if it is one
+        of them, else all of them. Random orders are tried in the first of their draws.
+    method : ``gptq`` or ``rtn``; by default the table's, see `perfmodel.losses.origin.quantisation`.
     calibration : rows for GPTQ. tokens : at most so many of the text; by default all.
-    report : called with the assignments that are done, and all of them.
+    report : called with the assignments that are done, and all of them, those that are equal counted once.
 
     Raises
     ------
-    PerfModelError : the extra ``record`` is not installed; the model, text or rows cannot be used, or do not fit
+    PerfModelError : the extra ``record`` is not installed; the model, text or rows cannot be used, or do not fit; the
+        table is of weights by another method
     """
     from perfmodel.losses.record.language_model import QuantisedModel, quantiser
     from perfmodel.losses.record.text import SEQUENCE
 
     check_report("report", report)
-    chosen: Method = method or ("rtn" if calibration is None else "gptq")
+    counts = checked_counts(found, gpu_experts)
+    made = quantisation(table, method, calibrated=calibration is not None)
     rows = None if calibration is None else Calibration.load(calibration)
-    model = QuantisedModel(Path(checkpoint), quantiser(chosen, rows))
+    quantise = quantiser(made.method, rows, group=made.group_size, damping=made.damping, order=made.order)
+    model = QuantisedModel(Path(checkpoint), quantise)
     if rows is not None:
         rows.check_model(model.files.model)
     shape = (model.num_layers, model.num_experts)
     if shape != (found.layers, found.experts):
         raise TraceError(
-            f"checkpoint {model.files.name} has {shape[0]} layers x {shape[1]} experts, the trace of {found.trace}"
+            f"checkpoint {model.files.name!r} has {shape[0]} layers x {shape[1]} experts, the trace of {found.trace!r}"
             f" {found.layers} x {found.experts}; give a trace of this model"
         )
     sequence = min(SEQUENCE, model.outline.positions or SEQUENCE)
     windows = model.windows([Path(file) for file in files], tokens=tokens, sequence=sequence)
-    near = _pooled(found, table.for_model(*shape), trace)
     parts = [windows[i::_PARTS] for i in range(min(_PARTS, len(windows)))]
     tokens_of = np.array([sum(len(window) - 1 for window in part) for part in parts], np.float64)
+    tried = list(tries(found, table.for_model(*shape), trace, counts))
+    distinct = {one.bits.tobytes(): one.bits for one in tried}
     nats: dict[bytes, Floats] = {}
-    tried = list(_assignments(found, near))
-    for done, (_, _, bits) in enumerate(tried):
+    for key, bits in distinct.items():
         if report is not None:
-            report(done, len(tried))
-        if _key(bits) not in nats:
-            whole = None if bits is None else bits.astype(np.int64)
-            nats[_key(bits)] = np.array([model.loss(part, whole) for part in parts])
+            report(len(nats), len(distinct))
+        nats[key] = np.array([model.loss(part, bits) for part in parts])
     if report is not None:
-        report(len(tried), len(tried))
-    uniform = {mean: nats[_key(bits)] for name, mean, bits in tried if name == UNIFORM}
+        report(len(nats), len(distinct))
     return HeldOut(
         checkpoint=model.files.name,
-        method=chosen,
+        quantised=made,
         files=tuple(Path(file).name for file in files),
         tokens=int(tokens_of.sum()),
-        lowest_bits=near.bits[0],
-        rows=tuple(
-            Prediction(
-                assignment=name,
-                mean_bits=mean,
-                summed_loss=_loss(near, bits, None),
-                weighted_loss=_loss(near, bits, near.importance),
-                lowest_share=0.0 if bits is None else float((bits == near.bits[0]).mean()),
-                nats=float(nats[_key(bits)] @ tokens_of / tokens_of.sum()),
-                added=_difference(nats[_key(bits)] - nats[_key(None)], tokens_of),
-                over_uniform=_difference(nats[_key(bits)] - uniform[mean], tokens_of) if mean in uniform else None,
-            )
-            for name, mean, bits in tried
-        ),
+        lowest_bits=table.bits[0],
+        gpu_experts=counts,
+        not_tried=tuple(count for count in found.gpu_experts if count not in counts),
+        rows=tuple(_predictions(tried, nats, tokens_of)),
+        notes=(*made.notes, *_calibration_notes(table, rows)),
     )
 
 
-def _loss(near: NearData, bits: NDArray[np.int8] | None, weights: Floats | None) -> float:
-    return 0.0 if bits is None else float(near.loss(bits[None], weights).sum())
+def _calibration_notes(table: LossTable, rows: Calibration | None) -> list[str]:
+    hashes = table.info.get("sha256")
+    stated = hashes.get("calibration") if isinstance(hashes, Mapping) else None
+    if rows is None or stated in (None, rows.content_hash()):
+        return []
+    return [f"{Path(rows.name).name!r} does not hold the rows that loss table {table.name!r} was built with"]
 
 
-def _key(bits: NDArray[np.int8] | None) -> bytes:
-    return b"" if bits is None else bits.tobytes()
+def _predictions(tried: Sequence[Try], nats: dict[bytes, Floats], tokens: Floats) -> Iterator[Prediction]:
+    stored = nats[tried[0].bits.tobytes()]
+    uniform = {(one.gpu_experts, one.mean_bits): nats[one.bits.tobytes()] for one in tried if one.name == UNIFORM}
+    first: dict[tuple[int | None, bytes], str] = {}
+    for one in tried:
+        key = one.bits.tobytes()
+        base = uniform.get((one.gpu_experts, one.mean_bits))
+        same_as = first.setdefault((one.gpu_experts, key), one.name)
+        assigned = None if one.near is None else np.take_along_axis(one.bits[None], one.near.experts, axis=-1)
+        yield Prediction(
+            gpu_experts=one.gpu_experts,
+            assignment=one.name,
+            mean_bits=one.mean_bits,
+            summed_loss=_loss(one.near, assigned, weighted=False),
+            weighted_loss=_loss(one.near, assigned, weighted=True),
+            lowest_share=0.0 if one.near is None else float(np.mean(assigned == one.near.bits[0])),
+            nats=float(nats[key] @ tokens / tokens.sum()),
+            added=_difference(nats[key] - stored, tokens),
+            over_uniform=None if base is None else _difference(nats[key] - base, tokens),
+            same_as=None if same_as == one.name else same_as,
+        )
+
+
+def _loss(near: NearData | None, assigned: NDArray[np.int64] | None, *, weighted: bool) -> float:
+    if near is None or assigned is None:
+        return 0.0
+    return float(near.loss(assigned.astype(np.int8), near.importance if weighted else None).sum())
 
 
 def _difference(parts: Floats, tokens: Floats) -> Difference:
     """Mean over tokens of differences by part, and its standard error from how the parts scatter."""
     share = tokens / tokens.sum()
     mean = float(parts @ share)
-    if len(parts) < 2:
+    if len(parts) < _LEAST_PARTS or not parts.any():
         return Difference(mean, None)
     spread = float(((share * (parts - mean)) ** 2).sum()) * len(parts) / (len(parts) - 1)
     return Difference(mean, float(np.sqrt(spread)))
 
 
-def _pooled(found: Comparison, table: LossTable, trace: RoutingTrace) -> NearData:
-    """All experts, with the mean importance of the sequences."""
-    if trace.num_experts_inferred:
-        trace = trace.with_num_experts(table.num_experts)
-    importance, use, _ = sequence_importance(trace, found.alpha, found.norm)
-    mean, total = importance.mean(axis=0, keepdims=True), use.sum(axis=0, keepdims=True)
-    return near_data(table, mean, total, total, 0, np.random.default_rng(found.seed))
-
-
-def _assignments(found: Comparison, near: NearData) -> Iterator[tuple[str, float | None, NDArray[np.int8] | None]]:
-    """Names, mean bits and widths [L, E] of what is tried; None for the stored precision."""
-    yield STORED, None, None
-    layers, experts = near.importance.shape[1:]
-    for width in near.bits:
-        yield UNIFORM, float(width), np.full((layers, experts), width, np.int8)
-    for mean in found.means:
-        spent = spent_bits(mean, experts, near.bits)
-        for objective in (one for one in _OBJECTIVES if one in found.objectives):
-            weights = near.weights(objective)
-            for name in _RULES:
-                if allowed(RULES[name], near.bits, found.min_bits, spent):
-                    bits = choose(RULES[name], near, weights, spent, found.budget, found.min_bits)
-                    yield f"{objective}, {name}", mean, bits[0]
-
-
 def readings(found: HeldOut) -> list[str]:
     """Whether the smallest sum of losses made the best model: a line for every mean that is a width of the table."""
     lines = []
-    for mean in dict.fromkeys(one.mean_bits for one in found.rows if one.over_uniform is not None):
-        rows = [one for one in found.rows if one.mean_bits == mean]
+    settings = dict.fromkeys((one.mean_bits, one.gpu_experts) for one in found.rows if one.over_uniform is not None)
+    for mean, count in settings:
+        rows = [one for one in found.rows if (one.mean_bits, one.gpu_experts) == (mean, count)]
         if len(rows) > 1:
             best, least = min(rows, key=lambda one: one.nats), min(rows, key=lambda one: one.summed_loss)
-            words = f"at {mean:g} bits {_best(best)}"
+            start = f"at {mean:g} bits (K = {count}): "
+            lines.append(start + _best(best))
             if least is not best:
-                words += f"; the smallest summed loss, {least.assignment}, gives {_over(least)}"
-            lines.append(words)
+                lines.append(f"{start}the smallest summed loss, {least.assignment}, gives {_over(least)}")
     return lines
 
 
@@ -249,4 +261,11 @@ def _over(row: Prediction) -> str:
 
 def difference_words(found: Difference) -> str:
     """A difference as people write it: ``-0.027 +- 0.008``."""
-    return f"{found.nats:+.3f}" + ("" if found.error is None else f" +- {found.error:.3f}")
+    return f"{found.nats:+.3f}" + ("" if found.error is None else f" +- {error_words(found)}")
+
+
+def error_words(found: Difference) -> str:
+    """A standard error, or a dash where there is none."""
+    if found.error is None:
+        return "-"
+    return f"{found.error:.3f}" if found.error >= 0.0005 else "<0.001"

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel import __version__
-from perfmodel.bitwidth import LossTable
 from perfmodel.errors import PerfModelError, TraceError
 from perfmodel.losses.expert import ExpertLosses
+from perfmodel.losses.outputs import PARTIAL
 from perfmodel.paths import replace_when_done
 from perfmodel.routing.npz import one_line, read_npz, shown
 
-#: In the metadata of every table that is built here.
-MARK = "perfmodel_version"
 #: Least time between two writings of what is done [s].
 _EVERY_S = 2.0
 _MODULES = ("calibration", "checkpoint", "expert", "gptq", "grids", "shards")
@@ -36,7 +34,7 @@ class Partial:
     Parameters
     ----------
     output : file of the finished table, or None to keep everything in memory
-    identity : plain values; whatever the numbers depend on
+    identity : plain values; whatever the numbers depend on, but for the weights
     shape : layers, experts, widths
     resume : go on with what is there, if anything is. overwrite : throw it away.
 
@@ -54,7 +52,8 @@ class Partial:
         resume: bool,
         overwrite: bool,
     ) -> None:
-        self.file = None if output is None else output.with_name(f".{output.stem}.perfmodel-partial.npz")
+        self.output = output
+        self.file = None if output is None else output.with_name(PARTIAL.format(stem=output.stem))
         self.identity = dict(identity)
         self.arrays: dict[str, NDArray[Any]] = {
             "losses": np.zeros(shape),
@@ -62,11 +61,15 @@ class Partial:
             "output_variance": np.zeros(shape[:2]),
             "rows": np.zeros(shape[:2], np.int64),
             "borrowed": np.zeros(shape[:2], np.bool_),
+            "weights": np.zeros((*shape[:2], 32), np.uint8),
             "done": np.zeros(shape[:2], np.bool_),
         }
         self._written = time.monotonic()
         self._changed = False
-        if self.file is not None and os.path.lexists(self.file) and not overwrite:
+        if self.file is not None and self.file.is_dir():
+            raise PerfModelError(f"{one_line(output)}: {self.file.name} beside it is a folder; allowed: another output")
+        self.begun = self.file is not None and os.path.lexists(self.file) and not overwrite
+        if self.file is not None and self.begun:
             found = self._read(self.file, str(output))
             if not resume:
                 done = f"{int(found['done'].sum())} of {found['done'].size} experts"
@@ -81,15 +84,41 @@ class Partial:
         """Which experts are done [layers, experts]."""
         return self.arrays["done"]
 
-    def record(self, layer: int, expert: int, found: ExpertLosses, borrowed: bool) -> None:
-        """Keep the numbers of one expert."""
+    def record(self, layer: int, expert: int, found: ExpertLosses, borrowed: bool, weights: bytes) -> None:
+        """Keep the numbers of one expert, and the hash of its weights."""
         place = (layer, expert)
-        values = (found.losses, found.nearest, found.output_variance, found.rows, borrowed, True)
+        values = (
+            found.losses, found.nearest, found.output_variance, found.rows, borrowed,
+            np.frombuffer(weights, np.uint8), True,
+        )  # fmt: skip
         for name, value in zip(self.arrays, values, strict=True):
             self.arrays[name][place] = value
         self._changed = True
         if time.monotonic() - self._written >= _EVERY_S:
             self.flush()
+
+    def check_weights(self, expert_hash: Callable[[int, int], bytes]) -> None:
+        """Refuse to go on where the weights of an expert that is done are others by now; all of them are looked at."""
+        for layer, expert in np.argwhere(self.done).tolist():
+            if self.arrays["weights"][layer, expert].tobytes() != expert_hash(layer, expert):
+                raise PerfModelError(
+                    f"{one_line(self.output)}: its unfinished build is of something else (the contents of checkpoint"
+                    f" changed: row {layer} of its layers, expert {expert}); begin anew with --overwrite"
+                )
+
+    def weights_hash(self) -> str:
+        """SHA-256 of the weights that the numbers were made from, all experts together."""
+        return hashlib.sha256(self.arrays["weights"].tobytes()).hexdigest()
+
+    def kept(self) -> str:
+        """How to go on after a failure, for its message; empty where nothing is done."""
+        done = int(self.done.sum())
+        if self.file is None or not done:
+            return ""
+        return (
+            f"; {done} of {self.done.size} experts are done and kept: go on with --resume when this is mended, or begin"
+            " anew with --overwrite"
+        )
 
     def flush(self) -> None:
         """Put everything so far on the disk."""
@@ -113,26 +142,43 @@ class Partial:
             raise PerfModelError(
                 f"{one_line(output)}: its unfinished build is damaged ({one_line(error)}); {anew}"
             ) from None
-        other = _differences(identity, self.identity)
+        other = differences(identity, self.identity)
         if other:
             raise PerfModelError(f"{one_line(output)}: its unfinished build is of something else ({other}); {anew}")
         for name, array in self.arrays.items():
             if name not in found or found[name].shape != array.shape or found[name].dtype != array.dtype:
                 raise PerfModelError(f"{one_line(output)}: its unfinished build is damaged (array {name}); {anew}")
+            if array.dtype == np.float64 and not _are_losses(found[name][found["done"]]):
+                raise PerfModelError(f"{one_line(output)}: its unfinished build is damaged (array {name}); {anew}")
+        if (found["rows"][found["done"]] < 1).any():
+            raise PerfModelError(f"{one_line(output)}: its unfinished build is damaged (array rows); {anew}")
         return found
 
 
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+def _are_losses(values: NDArray[np.float64]) -> bool:
+    return bool(np.isfinite(values).all() and (values >= 0).all())
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """What a build was made from and another one is made from, where they differ; empty where they do not."""
     now = json.loads(json.dumps(here))
     names = [name for name in {**there, **now} if there.get(name) != now.get(name)]
     if "program" in names:
         return "the program changed"
     return ", ".join(
-        f"the contents of {name} changed"
-        if name in ("checkpoint", "calibration", "held_out") and there.get(name) and now.get(name)
-        else f"{name} {shown(there.get(name))} there, {shown(now.get(name))} here"
+        _contents(name.replace("_", "-"), there.get(name), now.get(name))
+        if name in ("checkpoint", "calibration", "held_out")
+        else f"{name.replace('_', ' ')} {_short(there.get(name))} there, {_short(now.get(name))} here"
         for name in names
     )
+
+
+def _contents(name: str, there: Any, here: Any) -> str:
+    return f"the contents of {name} changed" if there and here else f"{name} {'here' if here else 'there'} only"
+
+
+def _short(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else shown(value)
 
 
 @functools.cache
@@ -160,46 +206,3 @@ def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
             os.fsync(stream.fileno())
     except OSError as error:
         raise PerfModelError(f"{one_line(path)}: cannot be written ({one_line(error.strerror or error)})") from None
-
-
-def check_output(output: Any, inputs: tuple[Path, ...], *, overwrite: bool) -> Path:
-    """The file of a table, refused before any work is done where it cannot be written or holds something else.
-
-    inputs : files that it must not replace
-
-    Raises PerfModelError for another ending than ``.npz``, a place that cannot be written, an input, or what is there
-    and is no table that was built here (unless ``overwrite``).
-    """
-    if not isinstance(output, str | os.PathLike) or not os.fspath(output):
-        raise PerfModelError(f"output: found {shown(output)}; allowed: a file name that ends in .npz")
-    path = Path(os.fsdecode(output))
-    where = one_line(path)
-    if path.suffix != ".npz" or path.stem.startswith(".perfmodel-"):
-        raise PerfModelError(f"output {where}: unknown kind of file; allowed: a name that ends in .npz")
-    try:
-        target = path.resolve()
-        nearest = next(folder for folder in target.parents if folder.exists())
-        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-            raise PerfModelError(f"output {where}: {one_line(nearest)} is not a folder that can be written")
-        if target.is_symlink() or (target.exists() and not target.is_file()):
-            raise PerfModelError(f"output {where}: is there and is no regular file; allowed: another name")
-        if any(target == file.resolve() for file in inputs):
-            raise PerfModelError(f"output {where}: is what the table is made from; allowed: another name")
-        if target.exists() and not overwrite and not _built_here(target):
-            raise PerfModelError(
-                f"output {where}: exists and is no loss table that perfmodel built; it is left alone, choose another"
-                " output or give --overwrite"
-            )
-    except (OSError, ValueError, RuntimeError) as error:
-        if isinstance(error, PerfModelError):
-            raise
-        reason = getattr(error, "strerror", None) or error
-        raise PerfModelError(f"output {where}: not a usable name ({one_line(reason)})") from None
-    return target
-
-
-def _built_here(path: Path) -> bool:
-    try:
-        return MARK in LossTable.load(path).info
-    except TraceError:
-        return False

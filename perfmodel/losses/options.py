@@ -18,6 +18,8 @@ Method = Literal["gptq", "rtn"]
 METHODS: tuple[Method, ...] = get_args(Method)
 ORDERS: tuple[Order, ...] = get_args(Order)
 DEFAULT_FOLDS = 4
+#: Names of the options that `BuildOptions.described` has, where they count.
+OPTIONS = ("method", "group_size", "damping", "order", "folds")
 #: Options that say nothing where weights are rounded to nearest.
 _OF_GPTQ = ("damping", "order", "folds")
 
@@ -80,7 +82,7 @@ def checked(
     chosen: Any = "natural" if order is None else order
     _check_choice("order", chosen, ORDERS)
     if group_size is not None:
-        group_size = _whole("group_size", group_size, 2, widest, "columns of the widest matrix")
+        group_size = _within("group size", group_size, 2, widest, "columns of the widest matrix")
     crossed = method == "gptq" and not has_held_out
     return BuildOptions(
         method=method,
@@ -88,7 +90,7 @@ def checked(
         group_size=group_size,
         damping=_checked_damping("auto" if damping is None else damping),
         order=chosen,
-        folds=_whole("folds", DEFAULT_FOLDS if folds is None else folds, 2, 1000, "folds") if crossed else None,
+        folds=_within("folds", DEFAULT_FOLDS if folds is None else folds, 2, 1000, "folds") if crossed else None,
     )
 
 
@@ -97,8 +99,13 @@ def _check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
         raise PerfModelError(f"{name}: found {shown(value)}; allowed: {', '.join(allowed)}")
 
 
-def _whole(name: str, value: Any, least: int, most: int, unit: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
+def is_whole(value: Any) -> bool:
+    """Whether this is a whole number, of Python or NumPy; true and false are none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _within(name: str, value: Any, least: int, most: int, unit: str) -> int:
+    if not is_whole(value) or not least <= value <= most:
         raise PerfModelError(f"{name}: found {shown(value)}; allowed: a whole number from {least} to {most}, {unit}")
     return int(value)
 
@@ -109,7 +116,7 @@ def _checked_bits(bits: Any) -> tuple[int, ...]:
         found = tuple(bits) if not isinstance(bits, str | bytes) else ()
     except TypeError:
         found = ()
-    whole = all(isinstance(width, int | np.integer) and not isinstance(width, bool) for width in found)
+    whole = all(map(is_whole, found))
     if not found or not whole or found[0] < 1 or found[-1] > WIDEST or list(found) != sorted(set(found)):
         raise PerfModelError(f"bits: found {shown(bits)}; allowed: {allowed}")
     return tuple(int(width) for width in found)

@@ -1,7 +1,7 @@
 """The near-data experts of some sequences, and the rules that spend a bit budget on them."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from perfmodel.bitwidth import (
     Objective,
     Scope,
     assigned_loss,
+    at_width,
     objective_weights,
     optimal_bitwidths,
     select_bitwidths,
@@ -43,11 +44,11 @@ class Rule(NamedTuple):
 RULES = {
     "random": Rule("prefix rule in a random order", "random"),
     "prefix": Rule("prefix rule in the order of importance", "importance"),
-    "optimum": Rule("the best without any order", None),
+    "optimum": Rule("least sum in any order", None),
     "floor prefix": Rule("prefix rule with a least width", "importance", floored=True),
-    "floor optimum": Rule("the best with a least width", None, floored=True),
+    "floor optimum": Rule("least sum with a least width", None, floored=True),
     "model prefix": Rule("prefix rule in each layer, one budget for the whole model", "importance", "model"),
-    "model optimum": Rule("the best with one budget for the whole model", None, "model"),
+    "model optimum": Rule("least sum with one budget for the whole model", None, "model"),
 }
 UNIFORM = "uniform"
 #: Random orders drawn for every layer of every sequence.
@@ -58,9 +59,9 @@ RANDOM_ORDERS = 4
 class NearData:
     """What is known of the near-data experts of some sequences; C of a layer, in the order of their numbers.
 
-    losses [S, L, C, widths] and variance [S, L, C] have S = 1 where all sequences face the same experts.
+    losses [S, L, C, widths], variance and experts [S, L, C] have S = 1 where all sequences face the same experts.
     importance, use, decode : [S, L, C]; known before the decode steps, the latter being their picks.
-    orders : [S, R, L, C], random numbers, for R random orders.
+    orders : [S, R, L, C], random numbers, for R random orders. experts : their numbers in the layer, rising.
     """
 
     losses: Floats
@@ -68,6 +69,7 @@ class NearData:
     use: Floats
     decode: Floats
     orders: Floats
+    experts: NDArray[np.int64]
     variance: Floats | None
     bits: tuple[int, ...]
 
@@ -79,7 +81,7 @@ class NearData:
     def sequences(self, chosen: NDArray[np.int64]) -> "NearData":
         """The same of some of the sequences."""
 
-        def of(array: Floats) -> Floats:
+        def of(array: NDArray[Any]) -> NDArray[Any]:
             return array if len(array) < self.num_sequences else array[chosen]
 
         return NearData(
@@ -88,6 +90,7 @@ class NearData:
             use=of(self.use),
             decode=of(self.decode),
             orders=of(self.orders),
+            experts=of(self.experts),
             variance=None if self.variance is None else of(self.variance),
             bits=self.bits,
         )
@@ -128,6 +131,7 @@ def near_data(
         use=np.take_along_axis(use, cold, axis=-1),
         decode=np.take_along_axis(decode, cold, axis=-1),
         orders=generator.random((len(cold), RANDOM_ORDERS, *cold.shape[1:])),
+        experts=where,
         variance=None if variance is None else variance[row, where],
         bits=table.bits,
     )
@@ -158,20 +162,13 @@ def choose(
 
 
 def allowed(rule: Rule, bits: tuple[int, ...], min_bits: int, mean_bits: float) -> bool:
-    """Whether a rule's floor is above the lowest width, and within the budget; true without a floor."""
+    """Whether a rule's floor leaves something to choose: above the lowest width and below the mean, where all of the
+    budget would go into it; true without a floor.
+    """
     floor = next(width for width in bits if width >= min_bits)
-    return not rule.floored or bits[0] < floor <= mean_bits
+    return not rule.floored or bits[0] < floor < mean_bits
 
 
 def spent_bits(mean_bits: float, experts: int, bits: tuple[int, ...]) -> float:
     """Mean width that whole increments above the lowest width can reach within ``mean_bits`` [bit]."""
     return bits[0] + float(np.floor(experts * (mean_bits - bits[0]) + 1e-9)) / experts
-
-
-def at_width(losses: Floats, bits: tuple[int, ...], width: float) -> Floats:
-    """Losses [...] at one width of the table, or the linear mix of the two next to it; ``losses`` is [..., widths]."""
-    above = int(np.searchsorted(bits, width))
-    if bits[above] == width:
-        return losses[..., above]
-    share = (width - bits[above - 1]) / (bits[above] - bits[above - 1])
-    return np.asarray((1 - share) * losses[..., above - 1] + share * losses[..., above])

@@ -1,10 +1,11 @@
 """The files of a checkpoint: which tensors they hold, and the numbers of any one of them.
 
 The ``safetensors`` package opens every file first and so checks its header: that it is JSON, and that the tensors it
-names fill the rest of the file without gap or overlap. The numbers are then read here, because the package hands
-tensors to NumPy under NumPy's own types only, and most published checkpoints are in BF16 or FP8, which NumPy lacks.
-Both take a line to decode, against one more library for two types. Reads are plain reads of the bytes that are asked
-for, not a mapped file, which would end the process if somebody cuts the file meanwhile.
+names fill the rest of the file without gap or overlap. For that it maps the file, which takes address space of the
+file's size, but no memory, and only for this moment. The numbers are then read here, because the package hands tensors
+to NumPy under NumPy's own types only, and most published checkpoints are in BF16 or FP8, which NumPy lacks. Both take a
+line to decode, against one more library for two types. These reads are plain reads of the bytes that are asked for, not
+of a mapped file, which would end the process if somebody cuts the file meanwhile.
 """
 
 import json
@@ -39,12 +40,28 @@ class Tensor(NamedTuple):
     stop: int
 
 
+class Stored(NamedTuple):
+    """Numbers as a file holds them.
+
+    dtype : their type by the name of the format, one of `WIDTHS`
+    shape : their sizes
+    data : their bytes
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytearray
+
+    def values(self) -> NDArray[np.float64]:
+        """The numbers as float64, not all of them finite perhaps."""
+        return np.asarray(_decode(self.data, self.dtype).reshape(self.shape))
+
+
 class Shard:
     """One safetensors file.
 
     path : the file
     tensors : what its header names
-    header : the header's bytes
 
     Raises PerfModelError for a file that is missing or is no whole safetensors file.
     """
@@ -56,18 +73,17 @@ class Shard:
         try:
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
-                self.header = file.read(length)
-            self.size = path.stat().st_size
+                header = file.read(length)
         except OSError as error:
             raise PerfModelError(f"{one_line(path)}: cannot be read ({one_line(error.strerror or error)})") from None
         self.tensors = {
             name: Tensor(str(one["dtype"]), tuple(one["shape"]), *(8 + length + end for end in one["data_offsets"]))
-            for name, one in json.loads(self.header).items()
+            for name, one in json.loads(header).items()
             if name != "__metadata__"
         }
 
-    def read(self, name: str, first: int | None = None) -> NDArray[np.float64]:
-        """A tensor, or with ``first`` what stands at that index of its first axis, as float64.
+    def read(self, name: str, first: int | None = None) -> "Stored":
+        """A tensor, or with ``first`` what stands at that index of its first axis, as it is stored.
 
         Raises PerfModelError for a type that is not read, and for a file that ends too soon.
         """
@@ -77,8 +93,7 @@ class Shard:
             size = (stop - start) // shape[0]
             start, stop, shape = start + first * size, start + (first + 1) * size, shape[1:]
         self._check_readable(name, stop - start, math.prod(shape))
-        found = self._bytes(start, stop)
-        return _decode(found, tensor.dtype).reshape(shape)
+        return Stored(tensor.dtype, shape, self._bytes(start, stop))
 
     def _check_readable(self, name: str, num_bytes: int, count: int) -> None:
         dtype = self.tensors[name].dtype
@@ -105,13 +120,6 @@ class Shard:
             ) from None
         return found
 
-    def sample(self, pieces: int = 64, size: int = 2**16) -> bytes:
-        """The whole file where it has at most that many pieces, else pieces at equal distances, the last included."""
-        if self.size <= pieces * size:
-            return bytes(self._bytes(0, self.size))
-        starts = [(self.size - size) * piece // (pieces - 1) for piece in range(pieces)]
-        return b"".join(bytes(self._bytes(start, start + size)) for start in starts)
-
 
 def check_regular(path: Path) -> None:
     """Refuse what is not a file with contents, or a link to one."""
@@ -136,6 +144,12 @@ def _check_whole(path: Path) -> None:
     try:
         with safe_open(path, framework="np"):
             pass
+    except MemoryError:
+        size = path.stat().st_size / 2**30
+        raise PerfModelError(
+            f"{one_line(path)}: cannot be mapped for a look at its header; allowed: more address space than its size,"
+            f" {size:.1f} GiB (see ulimit -v)"
+        ) from None
     except (SafetensorError, OSError, ValueError) as error:
         raise PerfModelError(f"{one_line(path)}: is no whole safetensors file ({one_line(error)})") from None
 

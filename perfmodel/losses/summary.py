@@ -27,7 +27,7 @@ class Width(NamedTuple):
 
     bits : the width [bit]
     mean_loss : mean over all experts, in the table's unit (squared output)
-    variance_share : mean loss over the mean variance of the unquantised output [1]
+    noise : mean loss over the mean variance of the unquantised output [1]
     fall_of_means, fall_geometric : factor by which an added bit lowers the loss, from the next narrower width on:
         of the means, and the geometric mean over experts [1]
     worst_over_best, worst_over_best_mean, worst_over_best_max : largest loss of a layer over its smallest:
@@ -41,7 +41,7 @@ class Width(NamedTuple):
 
     bits: int
     mean_loss: float
-    variance_share: float | None
+    noise: float | None
     fall_of_means: float | None
     fall_geometric: float | None
     worst_over_best: float | None
@@ -236,7 +236,7 @@ def _width(bits: tuple[int, ...], table: Floats, rtn: Floats | None, variance: A
     return Width(
         bits=bits[i],
         mean_loss=float(losses.mean()),
-        variance_share=None if variance is None else _one_ratio(losses.mean(), variance),
+        noise=None if variance is None else _one_ratio(losses.mean(), variance),
         fall_of_means=fall_of_means,
         fall_geometric=fall_geometric,
         worst_over_best=_geometric(spread),

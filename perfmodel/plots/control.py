@@ -27,14 +27,17 @@ MOST_PANELS = 4
 #: Wider ranges of the loss than this factor are drawn on a logarithmic axis.
 _LOG = 4.0
 _MISSED = "limit missed"
-_WORDS = {"loss": "quantisation loss", "noise": "quantisation loss over output variance"}
+_WORDS = {"loss": "quantisation loss (MSE)", "noise": "noise: quantisation loss over output variance"}
+#: Sequences that are numbered beside their choices at most; more would hide each other.
+_NUMBERED = 8
 
 
 def control_figure(found: Sequence[Tuning], scenario: Scenario) -> Figure:
     """Time per output token [ms] against quantisation loss, one panel a policy.
 
     Thin lines go through every mean of one sequence, the thick one through every mean of all sequences together; rings
-    mark what the sequences get (crosses where none keeps the limit), and a star what all of them come to.
+    mark what the sequences get (crosses where none keeps the limit), numbered where they are few, and a star what all
+    of them come to.
 
     Parameters
     ----------
@@ -99,6 +102,27 @@ def _draw(axes: Axes, one: Tuning, what: str) -> None:
     line, at = (axes.axhline, 1e3 * limit.value) if limit.what == "latency" else (axes.axvline, limit.value)
     line(at, color=RED, linewidth=1.0, linestyle="--", zorder=1, label="limit")
     _place(axes, one, what, losses)
+    if len(losses) <= _NUMBERED:
+        _number(axes, chosen, 1e3 * one.latency_s)
+
+
+def _number(axes: Axes, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
+    """Number of every sequence below its choice, moved down where something is in the way."""
+    points = axes.transData.transform(np.column_stack([x, y])) * 72.0 / axes.figure.dpi
+    taken = [(across, up) for across, up in points.tolist() if np.isfinite((across, up)).all()]
+    for s in np.argsort(-points[:, 1], kind="stable").tolist():
+        across, up = points[s].tolist()
+        if not np.isfinite((across, up)).all():
+            continue
+        centre, below = across - 6.0, up - 4.0
+        while any(abs(centre - other[0]) < 6.0 and abs(below - other[1]) < 6.5 for other in taken):
+            below -= 1.0
+        taken.append((centre, below))
+        place, offset = (float(x[s]), float(y[s])), (centre - across, below - up)
+        note = axes.annotate(
+            str(s), place, offset, textcoords="offset points", ha="center", va="center", fontsize=6, zorder=6
+        )
+        note.set_in_layout(False)
 
 
 def _place(axes: Axes, one: Tuning, what: str, losses: NDArray[np.float64]) -> None:
@@ -144,6 +168,9 @@ def _sentences(found: Sequence[Tuning], scenario: Scenario, names: Sequence[str]
         f"{len(one.labels)} sequences;" + f" the limit is kept at no mean by {' / '.join(map(str, missed))} of them."
         if any(missed)
         else f"{len(one.labels)} sequences, which all keep the limit.",
+        f"Numbers name the sequences: {', '.join(plain(name, 24) for name in one.labels)}."
+        if len(one.labels) <= _NUMBERED and any(" " in name for name in one.labels)
+        else "",
         f"Model: {model_name(scenario.model.name)}. System: {plain(scenario.system.name)}.",
         f"Routing: {routing(metadata.get('model'), metadata.get('source'))}.",
         "Losses are errors of single experts; no accuracy follows from them.",

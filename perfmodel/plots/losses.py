@@ -52,10 +52,10 @@ def losses_figure(summary: LossSummary) -> Figure:
 def _sentences(summary: LossSummary, shown: NDArray[np.int64]) -> list[str]:
     table, count = summary.table, summary.num_experts
     falls = [w for w in summary.widths if w.fall_geometric is not None]
-    listed = ", ".join(f"{number(w.fall_geometric or 0)}× to {w.bits} bits" for w in falls)
+    listed = ", ".join(f"{number(w.fall_geometric or 0)}× to {_bits(w.bits)}" for w in falls)
     fewer = len(shown) < len(table.bits)
     return [
-        f"Loss table {plain(table.name)} ({table.source}): {table.num_layers} layers of {table.num_experts} experts;"
+        f"Loss table {plain(table.name)} ({table.origin}): {table.num_layers} layers of {table.num_experts} experts;"
         " loss is the mean squared error of an expert's output.",
         f"An added bit lowers it {listed} (geometric mean)." if falls else "",
         f"Crosses: the loss of {count - summary.monotone} of {count} experts rises with bits somewhere."
@@ -84,14 +84,14 @@ def _heat_maps(places: list[Axes], summary: LossSummary, shown: NDArray[np.int64
                 [one.expert for one in marked], [one.layer for one in marked], "x",
                 color=colour, markersize=4, markeredgewidth=weight,
             )  # fmt: skip
-        axes.set_title(f"{table.bits[width]} bits, mean {_short(means[width])}", loc="left")
+        axes.set_title(f"{_bits(table.bits[width])}, mean {_short(means[width])}", loc="left")
         axes.set_xlabel("expert")
         axes.set_ylabel("" if i else "layer")
         if i:
             axes.tick_params(labelleft=False)
     bar = scale.figure.colorbar(image, cax=scale)
     low, high = float(norm.vmin or 1), float(norm.vmax or 1)
-    bar.ax.yaxis.set_major_locator(FixedLocator(nice_ticks(low, high)))
+    bar.ax.yaxis.set_major_locator(FixedLocator(_ticks(low, high)))
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value)))
     bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.outline.set_linewidth(0.5)
@@ -155,7 +155,7 @@ def _spread(axes: Axes, summary: LossSummary, shown: NDArray[np.int64]) -> None:
         losses = table.losses[..., width]
         least = losses.min(axis=1)
         ratio = np.divide(losses.max(axis=1), least, out=np.full(len(least), np.nan), where=least > 0)
-        axes.plot(ratio, **line.options(2.0), label=f"{table.bits[width]} bits")
+        axes.plot(ratio, **line.options(2.0), label=_bits(table.bits[width]))
         highest = max(highest, float(np.nanmax(ratio, initial=1.0)))
     if highest > 10:
         log_axis(axes, "y", 1.0, 1.2 * highest)
@@ -172,6 +172,19 @@ def _legend(axes: Axes, ncols: int) -> None:
     axes.legend(
         loc="lower left", bbox_to_anchor=(0, 1), ncols=ncols, borderaxespad=0.2, handlelength=1.6, columnspacing=0.8
     )
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Ticks of a logarithmic scale, three or so of equal distances where its ends are too close for round ones."""
+    ticks = nice_ticks(low, high)
+    if len(ticks) < 3:
+        even = np.asarray(MaxNLocator(5, min_n_ticks=3).tick_values(low, high)).tolist()
+        ticks = [tick for tick in even if low <= tick <= high]
+    return ticks
+
+
+def _bits(width: int) -> str:
+    return f"{width} bit{'s' * (width > 1)}"
 
 
 def _short(value: float) -> str:

@@ -142,7 +142,7 @@ def _quality(result: Reproduction) -> Figure:
         for y, value in enumerate(noise):
             beside(computed, 0 if math.isnan(value) else value, y, "unknown" if math.isnan(value) else number(value))
         leave_room(computed, max((value for value in noise if value > 0), default=0.0), 0.14)
-        computed.set_xlabel("computed: quantisation loss over output variance (%)")
+        computed.set_xlabel("computed noise: quantisation loss over output variance (%)")
         accuracies = [row.published_accuracy_percent for row in context.rows]
         diamonds(published, [(value, y, context.mark) for y, value in enumerate(accuracies)])
         for y, value in enumerate(accuracies):

@@ -105,6 +105,7 @@ class Plan:
         importance it was chosen by.
     mean_bits : mean width of the experts that the policy quantised, unused ones included [bit]; None where it quantises
         none, or gives widths to picks.
+    sequence_bits : float64 [sequences], the same of every sequence on its own; NaN or None as there.
     notes : sentences for the report: what was assumed or chosen by default.
     """
 
@@ -126,6 +127,7 @@ class Plan:
     alpha: float | None = None
     norm: placement.Norm = "sum"
     mean_bits: float | None = None
+    sequence_bits: NDArray[np.float64] | None = None
 
 
 class PlanInputs(NamedTuple):

@@ -1,5 +1,6 @@
 """Hot experts on the GPU and cold ones near memory at few bits: what context-aware and static placement share."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +19,7 @@ from perfmodel.bitwidth import (
     optimal_bitwidths,
     select_bitwidths,
 )
+from perfmodel.bitwidth.budget import increments
 from perfmodel.errors import PolicyError
 from perfmodel.kernels.picks import look_up
 from perfmodel.placement import Norm
@@ -43,6 +45,8 @@ from perfmodel.routing import statistics
 Selector = Literal["prefix", "optimum", "uniform", "full"]
 #: Widest replica that is kept beside the full-precision experts [bit].
 _WIDEST = max(BITS)
+#: Means that differ by rounding alone [bit].
+_SAME = 1e-9
 
 
 class Basis(NamedTuple):
@@ -99,12 +103,29 @@ class PlacedExperts(Policy):
         super().__post_init__()
         whole = self.selector != "uniform" or float(self.mean_bits).is_integer()
         require(self, "mean_bits", whole, "a whole number with selector=uniform")
-        enough = self.selector == "full" or self.mean_bits >= self.min_bits
-        require(self, "mean_bits", enough, f"{self.min_bits} to {_WIDEST} with min_bits={self.min_bits}")
 
     @property
     def plan_keys(self) -> tuple[str, ...]:
         return (*super().plan_keys, *SPLIT_KEYS) if self.prefill == "balanced" else super().plan_keys
+
+    def _check_floor(self) -> None:
+        """Refuse a budget below the fewest bits. Only for a plan: the mean may be set after `min_bits`."""
+        if self.selector == "full" or self.mean_bits >= self.min_bits:
+            return
+        ends = f"{self.min_bits} to {_WIDEST}" if self.min_bits < _WIDEST else str(_WIDEST)
+        default = type(self).__dataclass_fields__["mean_bits"].default
+        hint = f"; it is {default:g} by default, so give mean_bits={self.min_bits}" if self.mean_bits == default else ""
+        require(self, "mean_bits", False, f"{ends} with min_bits={self.min_bits}{hint}")
+
+    def _without_effect(self) -> tuple[str, ...]:
+        """What the options say in vain, as axes of a sweep may combine them."""
+        if self.selector in ("prefix", "optimum"):
+            return ()
+        fields = {name: self.__dataclass_fields__[name].default for name in ("objective", "scope", "budget")}
+        idle = [f"{name}={getattr(self, name)}" for name, default in fields.items() if getattr(self, name) != default]
+        if not idle:
+            return ()
+        return (f"no effect: {', '.join(idle)}, as selector={self.selector} searches nothing",)
 
     def _count(self, inputs: PlanInputs) -> int:
         """Experts per layer on the GPU, resolved against the model and the GPU's memory."""
@@ -124,10 +145,11 @@ class PlacedExperts(Policy):
         menu = tuple(width for width in table.bits if self.min_bits <= width <= _WIDEST)
         if not menu or not menu[0] <= self.mean_bits <= menu[-1]:
             kept = ", ".join(map(str, menu)) or f"none from {self.min_bits} to {_WIDEST}"
-            ends = f"{menu[0]} to {menu[-1]}" if menu else "another loss table"
+            ends = "another loss table" if not menu else f"{menu[0]} to {menu[-1]}" if menu[1:] else str(menu[0])
             raise PolicyError(
                 f"policy {self.name}: option mean_bits: found {self.mean_bits:g}, allowed {ends};"
-                f" widths of loss table {table.name} that can be kept: {kept}"
+                f" widths of loss table {table.name} that can be kept: {kept}{'; ' * bool(_unused(table))}"
+                f"{'; '.join(_unused(table))}"
             )
         return menu
 
@@ -143,7 +165,7 @@ class PlacedExperts(Policy):
             return _Widths(float(inputs.model.expert_bits), menu)
         if self.selector == "uniform":
             return _Widths(float(self.mean_bits), menu)
-        found = losses_for(inputs.losses, len(inputs.model.moe_layers), inputs.model.num_experts)
+        found = losses_for(inputs.losses, inputs.model)
         menu = self._menu(found)
         table = found.only(menu)
         losses = table.losses[np.arange(cold.shape[1])[:, None], cold]
@@ -159,7 +181,23 @@ class PlacedExperts(Policy):
             # In order already, so that a falling number ranks as the importance does.
             rank = np.arange(cold.shape[2], 0, -1, dtype=np.float64)
             bits = select_bitwidths(rank, losses, self.mean_bits, **how)
-        return _Widths(bits, menu, table.notes)
+        return _Widths(bits, menu, (*table.notes, *_unused(found), *self._spent(bits, menu)))
+
+    def _spent(self, bits: NDArray[Any], menu: tuple[int, ...]) -> tuple[str, ...]:
+        """What is spent of the budget, where that is not all of it; ``bits`` is [S, L, C]."""
+        layers, experts = bits.shape[1:]
+        group, where = (experts, " a layer") if self.scope == "layer" else (layers * experts, "")
+        who = f"{group} near-data experts{where}"
+        if self.budget == "at-most":
+            spent = float(bits.mean())
+            less = spent < self.mean_bits - _SAME
+            return (f"{who} spend {spent:.6g} of at most {self.mean_bits:g} bits",) if less else ()
+        steps = increments(group, self.mean_bits, menu[0])
+        step = math.gcd(*(width - menu[0] for width in menu)) or 1
+        spent, following = (menu[0] + count / group for count in (steps, steps + step))
+        if abs(spent - self.mean_bits) <= _SAME:
+            return ()
+        return (f"{who} spend a mean of {self.mean_bits:g} bits as {spent:.6g}; the next is {following:.6g}",)
 
     def _weights(self, table: LossTable, basis: Basis, cold: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """What the search multiplies the losses of the cold experts by [S, L, C]; None for the plain sum."""
@@ -188,6 +226,7 @@ class PlacedExperts(Policy):
 
     def placed(self, inputs: PlanInputs, basis: Basis, *, known_before: bool) -> Plan:
         need_ndp(self, inputs.system)
+        self._check_floor()
         count = self._count(inputs)
         values = basis.importance
         order = statistics.ranked_experts(values.values)
@@ -216,18 +255,38 @@ class PlacedExperts(Policy):
             hot=hot,
             alpha=values.alpha,
             norm=self.norm,
-            mean_bits=_mean_width(widths.bits, full) if count < order.shape[-1] else None,
+            **(_mean_widths(widths.bits, full, len(order)) if count < order.shape[-1] else {}),
             notes=(
                 f"{count} of {inputs.model.num_experts} experts a layer on the GPU",
                 f"decode: GPU and near-data sides combined by {self.overlap}; prefill experts: {self.prefill}",
                 *values.notes,
                 *widths.notes,
+                *self._without_effect(),
             ),
         )
 
 
-def _mean_width(bits: NDArray[Any] | float, full: float) -> float | None:
-    """Mean of the widths below the stored precision [bit]; None where there is none."""
-    widths = np.asarray(bits)
-    below = widths[widths < full]
-    return float(below.mean()) if below.size else None
+def _unused(table: LossTable) -> tuple[str, ...]:
+    """Widths of a table that are too wide to be kept."""
+    wider = [str(width) for width in table.bits if width > _WIDEST]
+    if not wider:
+        return ()
+    many = "widths" if wider[1:] else "width"
+    return (
+        f"{many} {', '.join(wider)} of loss table {table.name} {'are' if wider[1:] else 'is'} not used:"
+        f" near-data experts go up to {_WIDEST} bits",
+    )
+
+
+def _mean_widths(bits: NDArray[Any] | float, full: float, sequences: int) -> dict[str, Any]:
+    """Mean of the widths below the stored precision, of all and of every sequence, as fields of a plan [bit]."""
+    if isinstance(bits, float):
+        return {"mean_bits": bits, "sequence_bits": np.full(sequences, bits)} if bits < full else {}
+    below = bits < full
+    flat = (len(bits), -1)
+    count = below.reshape(flat).sum(axis=1)
+    total = (bits * below).reshape(flat).sum(axis=1, dtype=np.float64)
+    if not count.any():
+        return {}
+    own = np.divide(total, count, out=np.full(len(bits), np.nan), where=count > 0)
+    return {"mean_bits": float(total.sum() / count.sum()), "sequence_bits": own}

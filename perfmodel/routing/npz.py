@@ -10,7 +10,7 @@ import os
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -57,6 +57,21 @@ def read_npz(path: str | Path, keys: Iterable[str]) -> dict[str, NDArray[Any]]:
         return {key: _read(archive, members[key], path, key) for key in keys if key in members}
 
 
+def declared(path: str | Path, keys: Iterable[str]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Shapes and types of the arrays of the given names, as their headers say; the numbers are not decompressed.
+
+    Raises :class:`TraceError` as `read_npz` does.
+    """
+    with _open(path) as (archive, members):
+        found = {}
+        for key in keys:
+            if key in members:
+                with archive.open(members[key]) as stream:
+                    shape, _, dtype = _header(stream, members[key], f"{one_line(path)}: {key}")
+                found[key] = shape, dtype
+        return found
+
+
 @contextlib.contextmanager
 def _open(path: str | Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
     if not isinstance(path, str | os.PathLike):
@@ -99,17 +114,22 @@ def _members(archive: zipfile.ZipFile, name: str) -> dict[str, zipfile.ZipInfo]:
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: str | Path, key: str) -> NDArray[Any]:
     where = f"{one_line(path)}: {key}"
     with archive.open(info) as stream:
-        version = npy.read_magic(stream)
-        if version == (1, 0):
-            shape, fortran_order, dtype = npy.read_array_header_1_0(stream)
-        elif version == (2, 0):
-            shape, fortran_order, dtype = npy.read_array_header_2_0(stream)
-        else:
-            raise TraceError(f"{where} uses version {version} of the .npy format, expected (1, 0) or (2, 0)")
-        if dtype.hasobject:
-            raise TraceError(f"{where} holds pickled Python objects, expected a plain array")
-        declared, present = math.prod(shape) * dtype.itemsize, info.file_size - stream.tell()
-        if declared != present:
-            raise TraceError(f"{where} declares shape {shape} ({declared} bytes) but holds {present} bytes")
+        shape, fortran_order, dtype = _header(stream, info, where)
         data = stream.read()
     return np.ndarray(shape, dtype, buffer=data, order="F" if fortran_order else "C")
+
+
+def _header(stream: IO[bytes], info: zipfile.ZipInfo, where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = npy.read_magic(stream)
+    if version == (1, 0):
+        shape, fortran_order, dtype = npy.read_array_header_1_0(stream)
+    elif version == (2, 0):
+        shape, fortran_order, dtype = npy.read_array_header_2_0(stream)
+    else:
+        raise TraceError(f"{where} uses version {version} of the .npy format, expected (1, 0) or (2, 0)")
+    if dtype.hasobject:
+        raise TraceError(f"{where} holds pickled Python objects, expected a plain array")
+    size, present = math.prod(shape) * dtype.itemsize, info.file_size - stream.tell()
+    if size != present:
+        raise TraceError(f"{where} declares shape {shape} ({size} bytes) but holds {present} bytes")
+    return shape, fortran_order, dtype

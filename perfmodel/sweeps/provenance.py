@@ -108,8 +108,8 @@ def _losses(request: "Request") -> str:
     tables = []
     for model, losses in itertools.product(_inputs(request, "model"), _inputs(request, "loss")):
         with contextlib.suppress(TraceError):  # a table of another model, which is refused where a plan needs it
-            tables.append(losses_for(losses, len(model.moe_layers), model.num_experts))
-    return _joined(f"{table.name} ({table.source})" for table in tables)
+            tables.append(losses_for(losses, model))
+    return _joined(f"{table.name} ({table.origin})" for table in tables)
 
 
 def weakest_source(systems: Iterable[System], varied: Collection[str]) -> str:

@@ -1,7 +1,8 @@
 """Calibration rows: what the experts of a model are given when it reads text."""
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ from numpy.typing import NDArray
 
 from perfmodel.errors import ModelConfigError, PerfModelError, TraceError
 from perfmodel.losses.calibration import Calibration
+from perfmodel.losses.outputs import check_place
 from perfmodel.losses.record.blocks import MoEBlock, Outline, load_model, moe_blocks, outline
 from perfmodel.losses.record.libraries import import_torch, import_transformers
 from perfmodel.losses.record.text import SEQUENCE, TOKENS, at_least, batches, check_sequence, cut, read_texts
 from perfmodel.progress import Report, check_report
-from perfmodel.routing.npz import MAX_BYTES, npz_keys, one_line
+from perfmodel.routing.npz import MAX_BYTES, npz_keys, one_line, read_npz, shown
 
 
 def capture(
@@ -26,6 +28,8 @@ def capture(
     rows: int | None = None,
     seed: int = 0,
     dtype: str = "float32",
+    output: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
     report: Report | None = None,
 ) -> Calibration:
     """Run a checkpoint on text and keep what its experts are given.
@@ -37,14 +41,22 @@ def capture(
     files : text, cut into windows of ``sequence`` tokens, in turn from every file up to ``tokens`` in all
     rows : tokens kept, drawn without replacement by ``seed``; None keeps all
     dtype : number format that the model is run in
+    output : ``.npz`` file for the rows. One that was captured with the same settings is made again; with others only
+        where ``overwrite`` is given; what is no calibration file is left alone.
     report : told about the progress
 
     The files are read and the sizes checked before the weights are loaded. Nothing is padded, so every row is a
     token of the text; the model's answers are not changed. Same inputs, library versions and number of threads:
-    same rows. Raises :class:`PerfModelError` for bad inputs and values, and :class:`ModelConfigError` for a
+    same rows. Raises :class:`PerfModelError` for bad inputs and values, and for an output that cannot be written or is
+    left alone, and :class:`ModelConfigError` for a
     checkpoint that cannot be loaded or whose experts are not understood.
     """
     check_report("report", report)
+    if not isinstance(overwrite, bool | np.bool_):
+        raise PerfModelError(f"overwrite: found {shown(overwrite)}, allowed True or False")
+    if overwrite and output is None:
+        raise PerfModelError("overwrite: of no use without an output")
+    there = None if output is None else _captured(check_place(output))
     at_least(seed, 0, "seed")
     shape = outline(checkpoint)
     check_sequence(sequence, shape.positions)
@@ -55,58 +67,64 @@ def capture(
     if wanted > total:
         raise PerfModelError(f"rows: found {wanted}, allowed: 1 to {total}, the tokens of the text")
     _check_size(wanted, shape)
+    settings = {
+        "checkpoint": Path(checkpoint).resolve().name,
+        "family": shape.family,
+        "experts": shape.num_experts,
+        "texts": [{"name": text.name, "sha256": text.sha256} for text in texts],
+        "tokens": total,
+        "sequence": sequence,
+        "rows": wanted,
+        "seed": seed,
+        "dtype": dtype,
+    }
+    if there is not None and not overwrite:
+        _check_same(there, settings, output)
     model = load_model(checkpoint, dtype)
     kept = np.sort(np.random.default_rng(seed).choice(total, wanted, replace=False))
     recorders = [_Recorder(block, kept, shape) for block in moe_blocks(model)]
     _run(model, windows, recorders, report)
     torch, transformers = import_torch(), import_transformers()
-    return Calibration(
+    found = Calibration(
         hidden=_narrow(np.stack([one.hidden for one in recorders])),
         expert_ids=np.stack([one.ids for one in recorders]),
         expert_weights=np.stack([one.weights for one in recorders]),
         layer_index=np.array(shape.layers, np.int64),
         name=f"rows of {Path(checkpoint).resolve().name}",
         info={
-            "checkpoint": Path(checkpoint).resolve().name,
-            "family": shape.family,
-            "experts": shape.num_experts,
-            "texts": [{"name": text.name, "sha256": text.sha256} for text in texts],
-            "tokens": total,
-            "sequence": sequence,
-            "rows": wanted,
-            "seed": seed,
-            "dtype": dtype,
+            **settings,
             "how": f"torch {torch.__version__}, transformers {transformers.__version__}",
         },
     )
+    if output is not None:
+        found.save(check_place(output))
+    return found
 
 
-def check_output(path: str | os.PathLike[str]) -> Path:
-    """The path of a calibration file, refused before any work where it cannot be written.
-
-    Raises PerfModelError : the name does not end in ``.npz``; the folder is none, or cannot be written; or something
-    else than a calibration file is there, which is left alone.
-    """
-    file, name = Path(path), one_line(path)
-    if file.suffix != ".npz":
-        raise PerfModelError(f"{name}: unknown kind of file; allowed: a name that ends in .npz")
+def _captured(file: Path) -> Mapping[str, Any] | None:
+    """What a calibration file says of how it was made; None where no file is. Anything else is left alone."""
+    if not file.exists():
+        return None
+    where = f"output {one_line(file)}"
     try:
-        nearest = next(folder for folder in file.absolute().parents if folder.exists())
-        there = file.is_symlink() or file.exists()
-    except (OSError, ValueError) as error:
-        raise PerfModelError(f"{name}: not a usable name ({one_line(error)})") from None
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise PerfModelError(f"{name}: {one_line(nearest)} is not a folder that can be written")
-    if there and not _is_calibration(file):
-        raise PerfModelError(f"{name}: exists and is no calibration file; it is left alone, choose another output")
-    return file
+        if {"hidden", "expert_ids"} <= set(npz_keys(file)):
+            found = json.loads(str(read_npz(file, ["metadata"]).get("metadata", "{}")))
+            return found if isinstance(found, dict) else {}
+    except (TraceError, ValueError, RecursionError):
+        pass
+    raise PerfModelError(f"{where}: exists and is no calibration file; it is left alone, choose another output")
 
 
-def _is_calibration(file: Path) -> bool:
-    try:
-        return {"hidden", "expert_ids"} <= set(npz_keys(file))
-    except TraceError:
-        return False
+def _check_same(there: Mapping[str, Any], here: Mapping[str, Any], output: Any) -> None:
+    if other := [name for name in here if there.get(name) != here[name]]:
+        found = ", ".join(
+            name if name == "texts" else f"{name} {shown(there.get(name))} there, {shown(here[name])} here"
+            for name in other
+        )
+        raise PerfModelError(
+            f"output {one_line(output)}: holds rows of something else ({one_line(found)}); choose another output, or"
+            " replace it with --overwrite"
+        )
 
 
 class _Recorder:

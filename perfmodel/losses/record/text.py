@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import PerfModelError
+from perfmodel.losses.options import is_whole
 from perfmodel.losses.record.libraries import import_transformers
 from perfmodel.routing.npz import one_line, shown
 
@@ -106,9 +107,9 @@ def check_sequence(sequence: int, positions: int | None) -> None:
 def at_least(value: int, least: int, name: str) -> int:
     """A whole number from ``least`` up. Raises :class:`PerfModelError` for anything else."""
     found: object = value
-    if isinstance(found, bool) or not isinstance(found, int | np.integer) or found < least:
+    if not is_whole(found) or value < least:
         raise PerfModelError(f"{name}: found {shown(value)}, allowed: a whole number from {least} up")
-    return int(found)
+    return int(value)
 
 
 def _content(file: str | Path) -> bytes:

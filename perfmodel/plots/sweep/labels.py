@@ -33,7 +33,7 @@ _METRIC_WORDS = {
     "hit_rate": "hit rate on the GPU",
     "quant_loss": "quantisation loss of a decode pick",
     "quant_loss_vs_uniform": "quantisation loss over that of uniform bits",
-    "quant_noise": "quantisation loss over output variance",
+    "quant_noise": "noise: quantisation loss over output variance",
     "gpu_memory_bytes": "GPU memory in use",
     "offload_memory_bytes": "offload memory in use",
 }

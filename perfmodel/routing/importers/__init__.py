@@ -26,6 +26,12 @@ def load_any(path: str | Path) -> RoutingTrace:
     if keys >= ROW_PHASE_KEYS:
         return from_row_phase(path)
     layouts = {"canonical": CANONICAL_KEYS, "row-phase": ROW_PHASE_KEYS}
+    if "losses" in keys:
+        needed = " or ".join(f"{', '.join(sorted(own))} ({name})" for name, own in layouts.items())
+        raise TraceError(
+            f"{one_line(path)}: is a loss table (--loss takes it); allowed: a routing trace, with {needed}"
+        )
+    # Of equally near layouts the canonical one, which comes first.
     nearest = min(layouts, key=lambda name: len(layouts[name] - keys))
     raise TraceError(
         f"{one_line(path)}: no known trace layout; holds {one_line(', '.join(sorted(keys)))}; "

@@ -9,13 +9,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numba.core.runtime import _nrt_python, rtsys
 from numpy.testing import assert_array_equal
 
 from perfmodel import reference
-from perfmodel.bitwidth import bitwidth_front, optimal_bitwidths, select_bitwidths
+from perfmodel.bitwidth import bitwidth_front, optimal_bitwidths, select, select_bitwidths
 from perfmodel.bitwidth.budget import increments
 from perfmodel.errors import PolicyError
-from perfmodel.kernels.selector import BAD_IMPORTANCE, BAD_LOSSES, BAD_WEIGHTS, NOTHING, select_prefix
+from perfmodel.kernels.selector import (
+    BAD_IMPORTANCE,
+    BAD_LOSSES,
+    BAD_WEIGHTS,
+    COARSE,
+    NOTHING,
+    WIDE,
+    select_prefix,
+    select_prefix_wide,
+)
 
 
 @st.composite
@@ -31,8 +41,18 @@ def layers(draw: st.DrawFn, whole: bool = False, max_experts: int = 10) -> tuple
 budgets = st.one_of(st.sampled_from([1.0, 2.0, 3.0, 4.0]), st.floats(1.0, 4.0))
 
 
+def steps_of(num_experts: int, mean_bits: float) -> int:
+    """Increments that a mean allows, with exact arithmetic."""
+    return math.floor(num_experts * (Fraction(float(mean_bits)) - 1) + Fraction(1, 10**9))
+
+
 def exact_loss(losses: np.ndarray, bits: np.ndarray) -> Fraction:
     return reference.summed_loss(losses, bits - 1)
+
+
+def assert_best(found: Fraction, smallest: Fraction) -> None:
+    """Within the promised part of the smallest loss, be it far below the largest."""
+    assert 0 <= found - smallest <= smallest * Fraction(1, 10**9)
 
 
 # --- it is the best prefix split ---
@@ -42,7 +62,7 @@ def exact_loss(losses: np.ndarray, bits: np.ndarray) -> Fraction:
 def test_equals_trying_every_prefix_split(layer, mean_bits) -> None:
     # Whole numbers add up exactly, so even ties must agree.
     importance, losses = layer
-    expected = reference.select_prefix(importance, losses, increments(len(importance), mean_bits, 1))
+    expected = reference.select_prefix(importance, losses, steps_of(len(importance), mean_bits))
     assert_array_equal(select_bitwidths(importance, losses, mean_bits), expected)
 
 
@@ -50,8 +70,8 @@ def test_equals_trying_every_prefix_split(layer, mean_bits) -> None:
 def test_no_prefix_split_is_better(layer, mean_bits) -> None:
     importance, losses = layer
     bits = select_bitwidths(importance, losses, mean_bits)
-    best = reference.select_prefix(importance, losses, increments(len(importance), mean_bits, 1))
-    assert 0 <= exact_loss(losses, bits) - exact_loss(losses, best) <= 1e-12 * (1 + losses.sum())
+    best = reference.select_prefix(importance, losses, steps_of(len(importance), mean_bits))
+    assert_best(exact_loss(losses, bits), exact_loss(losses, best))
 
 
 @given(layers(max_experts=6), budgets)
@@ -59,13 +79,13 @@ def test_is_the_best_of_all_ordered_assignments(layer, mean_bits) -> None:
     importance, losses = layer
     bits = select_bitwidths(importance, losses, mean_bits)
     order = np.argsort(-importance, kind="stable")
-    budget = increments(len(order), mean_bits, 1)
+    budget = steps_of(len(order), mean_bits)
     best = min(
         exact_loss(losses[order], np.array(tried))
         for tried in itertools.combinations_with_replacement((4, 3, 2, 1), len(order))
         if sum(tried) - len(order) == budget
     )
-    assert 0 <= exact_loss(losses, bits) - best <= 1e-12 * (1 + losses.sum())
+    assert_best(exact_loss(losses, bits), best)
 
 
 @pytest.mark.parametrize("num_experts", [1, 2, 3, 5, 8, 31, 32, 33, 64, 255, 512])
@@ -83,7 +103,7 @@ def test_equals_the_dynamic_program_for_any_number_of_experts(num_experts: int, 
     front = bitwidth_front(losses, importance=importance)
     for mean_bits in (1.0, 1.3, 2.0, 2.718, 3.9, 4.0):
         bits = select_bitwidths(importance, losses, mean_bits)
-        step = increments(num_experts, mean_bits, 1)
+        step = steps_of(num_experts, mean_bits)
         assert_array_equal(bits, front.bits_at(step))
         assert np.take_along_axis(losses, bits[:, None] - 1, axis=1).sum() == front.loss[step]
 
@@ -97,6 +117,99 @@ def test_few_and_many_experts_break_ties_alike(num_experts, step, most, seed) ->
     step = min(step, 3 * num_experts)
     bits = select_bitwidths(importance, losses, 1 + step / num_experts)
     assert_array_equal(bits, bitwidth_front(losses, importance=importance).bits_at(step))
+
+
+# --- losses of very different size ---
+
+
+@st.composite
+def spread_layers(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    """Layers whose losses span up to 120 decades, some of them 0."""
+    num = draw(st.integers(1, 8))
+    loss = st.one_of(st.just(0.0), st.builds(lambda x, e: x * 10.0**e, st.floats(1, 10), st.integers(-60, 60)))
+    losses = draw(st.lists(st.tuples(loss, loss, loss, loss), min_size=num, max_size=num))
+    return np.array(draw(st.permutations(range(num))), dtype=float), np.array(losses)
+
+
+@given(spread_layers(), budgets, st.booleans())
+def test_a_large_loss_does_not_drown_small_ones(layer, mean_bits, many) -> None:
+    """Alone and among others, by both kernels."""
+    importance, losses = layer
+    best = reference.select_prefix(importance, losses, steps_of(len(importance), mean_bits))
+    if many:
+        bits = select_bitwidths(importance, np.stack([losses, np.ones_like(losses), losses]), mean_bits)
+        assert_array_equal(bits[0], bits[2])
+        assert_array_equal(bits[1], select_bitwidths(importance, np.ones_like(losses), mean_bits))
+        bits = bits[0]
+    else:
+        bits = select_bitwidths(importance, losses, mean_bits)
+    assert_best(exact_loss(losses, bits), exact_loss(losses, best))
+
+
+def test_a_large_loss_that_can_be_avoided() -> None:
+    losses = [[1e16, 0.5, 0, 0], [5e-4, 0, 0, 0], [0, 0, 0, 0]]
+    assert select_bitwidths([3, 2, 1], losses, 2).tolist() == [3, 2, 1]
+    assert select_bitwidths([3, 2, 1], losses, 2, bits=[1, 2, 3, 4]).tolist() == [3, 2, 1]
+    assert select_bitwidths([3, 2, 1], losses, 2, min_bits=0).tolist() == [3, 2, 1]
+    front = bitwidth_front(losses, importance=[3, 2, 1])
+    assert front.bits_at(3).tolist() == [3, 2, 1]
+    assert front.loss[3] == 0
+    # Weights can do it as well, and numbers that no one power of two brings together.
+    weights = [2.0**60, 1, 1]
+    assert select_bitwidths([3, 2, 1], [[1, 2.0**-61, 0, 0], *losses[1:]], 2, weights=weights).tolist() == [3, 2, 1]
+    far = [[1e300, 1e-300, 0, 0], [1e-303, 0, 0, 0], [0, 0, 0, 0]]
+    assert select_bitwidths([3, 2, 1], far, 2).tolist() == [3, 2, 1]
+
+
+def test_rows_that_need_the_dynamic_program_take_their_own_numbers() -> None:
+    """Importance, losses and weights repeat in turn with different periods."""
+    rng = np.random.default_rng(6)
+    for num in (5, 40):
+        losses = rng.random((3, num, 4)) * 10.0 ** rng.integers(-9, 9, (3, num, 1))
+        importance, weights = rng.random((4, 2, 3, num)), rng.random((2, 3, num)) * 10.0 ** rng.integers(0, 9, num)
+        bits = select_bitwidths(importance, losses, 2.5, weights=weights)
+        alone = np.empty_like(bits)
+        for s, t, k in np.ndindex(4, 2, 3):
+            front = bitwidth_front(losses[k], importance=importance[s, t, k], weights=weights[t, k])
+            alone[s, t, k] = front.bits_at(steps_of(num, 2.5))
+        assert_array_equal(bits, alone)
+
+
+def test_many_rows_that_need_the_dynamic_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(7)
+    losses = rng.random((9, 6, 4)) * 10.0 ** rng.integers(-12, 12, (9, 6, 1))
+    importance = rng.random((9, 6))
+    expected = select_bitwidths(importance, losses, 2.5)
+    monkeypatch.setattr(select, "_AT_ONCE", 50)
+    assert_array_equal(select_bitwidths(importance, losses, 2.5), expected)
+
+
+def test_sums_of_large_losses_do_not_overflow() -> None:
+    rng = np.random.default_rng(8)
+    for num in (20, 40):
+        losses, importance = rng.random((num, 4)), rng.random(num)
+        expected = select_bitwidths(importance, losses, 2.5)
+        for exponent in (961, 1000, 1023):
+            assert_array_equal(select_bitwidths(importance, np.ldexp(losses, exponent), 2.5), expected)
+
+
+@pytest.mark.parametrize("num", [31, 32, 33, 100])
+@pytest.mark.parametrize("kind", ["equal", "close", "few values", "huge", "signed zeros"])
+def test_importance_is_ordered_exactly(num: int, kind: str) -> None:
+    """Also where it ties, or differs by less than half precision holds."""
+    rng = np.random.default_rng(num)
+    importance = {
+        "equal": np.ones(num),
+        "close": 1 + rng.integers(0, 4, num) * 2.0**-52,
+        "few values": rng.integers(0, 4, num).astype(float),
+        "huge": rng.choice([-1.0, 1.0], num) * 10.0 ** rng.integers(290, 308, num),
+        "signed zeros": rng.choice([-0.0, 0.0], num),
+    }[kind]
+    losses = np.tile([8.0, 8.0, 8.0, 0.0], (num, 1))  # only 4 bits help
+    order = sorted(range(num), key=lambda e: (-importance[e], e))
+    for wide in (0, 1, num // 2, num):
+        bits = select_bitwidths(importance, losses, 1 + 3 * wide / num)
+        assert_array_equal(np.sort(np.flatnonzero(bits == 4)), np.sort(order[:wide]))
 
 
 # --- when it is the best of all assignments ---
@@ -120,7 +233,7 @@ def ordered_tables(draw: st.DrawFn, max_experts: int) -> tuple[np.ndarray, np.nd
 def test_is_the_best_of_all_assignments_where_gains_follow_importance(table) -> None:
     importance, losses, mean_bits = table
     costs = np.broadcast_to(np.arange(4), losses.shape)
-    budget = increments(len(importance), mean_bits, 1)
+    budget = steps_of(len(importance), mean_bits)
     best = reference.best_assignment(losses[None], costs[None], budget, False, False)
     assert best is not None
     bits = select_bitwidths(importance, losses, mean_bits)
@@ -302,6 +415,21 @@ def test_a_mean_made_from_increments_gives_them_back(num, data) -> None:
     wanted = data.draw(st.integers(0, 3 * num))
     assert increments(num, 1 + wanted / num, 1) == wanted
     assert increments(num, (num + wanted) / num, 1) == wanted
+    assert increments(np.array([num / 1]), (num + wanted) / num, 1).tolist() == [wanted]
+
+
+@given(st.integers(10**6, 10**9), st.integers(1, 15), st.data())
+def test_a_mean_of_many_weights_gives_their_increments_back(num, lowest, data) -> None:
+    wanted = data.draw(st.integers(0, num))
+    assert increments(num, lowest + wanted / num, lowest) == wanted
+    assert increments(num, (lowest * num + wanted) / num, lowest) == wanted
+
+
+@pytest.mark.parametrize("short", [1e-8, 1e-7, 1e-6])
+def test_a_mean_that_is_short_of_a_step_does_not_reach_it(short: float) -> None:
+    for wanted in (1, 7, 16):
+        assert increments(8, 1 + (wanted - short) / 8, 1) == wanted - 1
+        assert (select_bitwidths(np.arange(8.0), np.ones((8, 4)), 1 + (wanted - short) / 8) - 1).sum() == wanted - 1
 
 
 def test_survives_the_largest_and_smallest_losses() -> None:
@@ -405,7 +533,8 @@ def test_finds_a_bad_number_anywhere(place: int, value: float) -> None:
 # --- the kernel itself ---
 
 
-def test_kernel_repeats_rows_in_turn_and_leaves_bits_alone_on_failure() -> None:
+@pytest.mark.parametrize("select_prefix", [select_prefix, select_prefix_wide])
+def test_kernel_repeats_rows_in_turn_and_leaves_bits_alone_on_failure(select_prefix) -> None:
     rng = np.random.default_rng(5)
     importance, losses, weights = rng.random((6, 5)), rng.random((3, 5, 4)), rng.random((2, 5))
     bits = np.empty((6, 5), np.int8)
@@ -420,3 +549,49 @@ def test_kernel_repeats_rows_in_turn_and_leaves_bits_alone_on_failure() -> None:
         arrays[position].reshape(-1)[-1] = math.nan
         assert select_prefix(*arrays, 3, bits) == code
         assert_array_equal(bits, before)
+
+
+@given(layers(whole=True, max_experts=WIDE - 1), st.data())
+def test_both_kernels_give_the_same(layer, data) -> None:
+    importance, losses = layer
+    budget = data.draw(st.integers(0, 3 * len(importance)))
+    found = np.empty((2, 1, len(importance)), np.int8)
+    said = [
+        kernel(importance[None], losses[None], np.empty((0, 0)), budget, bits)
+        for kernel, bits in zip((select_prefix, select_prefix_wide), found, strict=True)
+    ]
+    assert said[0] == said[1]
+    assert_array_equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("kernel", [select_prefix, select_prefix_wide])
+def test_kernel_marks_the_rows_where_rounding_would_count(kernel) -> None:
+    losses = np.ones((3, 3, 4)) * [4, 3, 2, 1]
+    losses[1] = [[1e16, 0.5, 0, 0], [5e-4, 0, 0, 0], [0, 0, 0, 0]]
+    bits = np.empty((3, 3), np.int8)
+    assert kernel(np.array([[3.0, 2.0, 1.0]]), losses, np.empty((0, 0)), 3, bits) == COARSE
+    assert (bits[:, 0] == 0).tolist() == [False, True, False]
+    for budget in (0, 9):  # nothing to choose
+        assert kernel(np.array([[3.0, 2.0, 1.0]]), losses, np.empty((0, 0)), budget, bits) == NOTHING
+
+
+@pytest.mark.parametrize("kernel", [select_prefix, select_prefix_wide])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_kernel_allocates_nothing_per_row(kernel, weighted: bool) -> None:
+    rng = np.random.default_rng(9)
+
+    def allocations(rows: int) -> int:
+        importance, losses = rng.random((rows, 40)), rng.random((rows, 40, 4))
+        weights = rng.random((rows, 40)) if weighted else np.empty((0, 0))
+        bits = np.empty((rows, 40), np.int8)
+        before = rtsys.get_allocation_stats().alloc
+        kernel(importance, losses, weights, 60, bits)
+        return int(rtsys.get_allocation_stats().alloc - before)
+
+    was_on = _nrt_python.memsys_stats_enabled()
+    _nrt_python.memsys_enable_stats()
+    try:
+        assert allocations(1000) == allocations(1) > 0
+    finally:
+        if not was_on:
+            _nrt_python.memsys_disable_stats()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from perfmodel import reference
-from perfmodel.bitwidth import assigned_loss, optimal_bitwidths, select_bitwidths
+from perfmodel.bitwidth import assigned_loss, bitwidth_front, optimal_bitwidths, select_bitwidths, solve
 from perfmodel.errors import PolicyError
 
 MENUS = [(1, 2, 3, 4), (2, 3, 4), (2, 4, 8), (2, 3, 4, 8), (1, 2, 3, 4, 5, 6, 8, 16), (3,), (1, 16)]
@@ -314,7 +314,7 @@ GOOD = {"importance": np.ones((2, 3)), "losses": np.ones((2, 3, 4)), "mean_bits"
         ({"min_bits": 5}, r"min_bits\[0\] is 5; it must be a number from 0 to 4"),
         ({"min_bits": [1, 1]}, r"min_bits has shape \[2\]"),
         ({"min_bits": [1, math.nan, 1]}, r"min_bits\[1\] is nan"),
-        ({"min_bits": 3}, "mean_bits is 2.0; the lowest widths allowed of layer \\[0\\] take a mean of 3"),
+        ({"min_bits": 3}, "mean_bits is 2.0; the lowest widths allowed of layer 0 take a mean of 3"),
         ({"min_bits": [1, 1, 3], "mean_bits": 1.5}, "lowest widths allowed of layer .* take a mean of 1.6666"),
         ({"min_bits": "two"}, "min_bits holds"),
         ({"sizes": [1, 2]}, r"sizes has shape \[2\]; it must be \[..., 3\]"),
@@ -412,3 +412,78 @@ def test_a_mean_that_cannot_be_met_names_the_nearest_that_can(scope: str, ordere
         within = choose(mean, budget="at-most")
         assert within.mean() <= mean
     assert refused
+
+
+# --- what would take too much memory or time ---
+
+
+def model_of_odd_sizes(layers: int, experts: int, low: int, high: int) -> dict[str, Any]:
+    rng = np.random.default_rng(5)
+    sizes = rng.integers(low, high, (layers, experts))
+    return {"losses": rng.random((layers, experts, 4)), "sizes": sizes, "scope": "model"}
+
+
+def test_a_split_over_layers_that_would_take_too_long_is_refused() -> None:
+    model = model_of_odd_sizes(16, 8, 2000, 4000)
+    for call in (
+        lambda: optimal_bitwidths(mean_bits=2.5, **model),
+        lambda: bitwidth_front(**model),
+    ):
+        with pytest.raises(PolicyError, match=r"16 layers would take .* steps of search.*steps of 1 bits.*round sizes"):
+            call()
+    # Few costs can be met in order of importance, and the same sizes rounded are quick.
+    assert select_bitwidths(np.ones((16, 8)), mean_bits=2.5, **model).shape == (16, 8)
+    model["sizes"] = model["sizes"] // 100 * 100
+    assert optimal_bitwidths(mean_bits=2.5, **model).shape == (16, 8)
+
+
+def test_steps_that_no_layer_can_cost_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four widths of one expert are four steps, however large it is."""
+    model = model_of_odd_sizes(10, 1, 900, 1000)
+    monkeypatch.setattr(solve, "_MOST_STEPS", 4 * 10 * 30_001)
+    assert optimal_bitwidths(mean_bits=2, **model).shape == (10, 1)
+    monkeypatch.setattr(solve, "_MOST_STEPS", 4 * 10 * 100)
+    with pytest.raises(PolicyError, match="would take"):
+        optimal_bitwidths(mean_bits=2, **model)
+
+
+def test_memory_of_a_split_over_layers_is_refused() -> None:
+    """Tables of one layer are small, those of all together are not."""
+    model = model_of_odd_sizes(2500, 1, 30, 40)
+    with pytest.raises(PolicyError, match=r"tables of .* GB.*2501 x"):
+        optimal_bitwidths(mean_bits=2.5, **model)
+
+
+def test_memory_of_a_front_counts_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of_odd_sizes(20, 2, 30, 40)
+    budgets = bitwidth_front(**model).loss.shape[-1]
+    monkeypatch.setattr(solve, "_MOST_BYTES", 8 * budgets * 10)
+    with pytest.raises(PolicyError, match="tables of"):
+        bitwidth_front(**model)
+    monkeypatch.setattr(solve, "_MOST_BYTES", 8 * budgets * 30)
+    bitwidth_front(**model)
+
+
+def test_too_many_experts_are_named_as_what_is_too_much() -> None:
+    with pytest.raises(PolicyError, match=r"tables of 4.8 GB.*20000 experts a layer.*fewer") as caught:
+        optimal_bitwidths(np.random.default_rng(0).random((20_000, 4)), 2.5)
+    assert "sizes" not in str(caught.value)
+
+
+def test_axes_that_broadcast_to_more_than_memory_holds_are_refused() -> None:
+    crossed = np.ones((10**5, 1, 2)), np.ones((10**5, 2, 4))
+    repeated = np.broadcast_to(1.0, (10**10, 2)), np.broadcast_to(1.0, (10**10, 2, 4))
+    calls = [
+        lambda: select_bitwidths(*crossed, 2),
+        lambda: select_bitwidths(*crossed, 2, scope="model"),
+        lambda: bitwidth_front(crossed[1], importance=crossed[0]),
+        lambda: assigned_loss(crossed[1][:, None], crossed[0][:, 0]),
+        lambda: select_bitwidths(repeated[0], repeated[1][0], 2),
+        lambda: select_bitwidths(*repeated, 2),
+        lambda: optimal_bitwidths(repeated[1], 2),
+        lambda: optimal_bitwidths(repeated[1][0], 2, weights=repeated[0]),
+    ]
+    for call in calls:
+        with pytest.raises(PolicyError, match=r"it may hold 536870912|broadcast to .* GB.*at a time") as caught:
+            call()
+        assert "\n" not in str(caught.value)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
@@ -196,10 +196,16 @@ def by_milp(losses: np.ndarray, costs: np.ndarray, budget: int, at_most: bool) -
     return None if solved.x is None else float(losses.ravel() @ np.round(solved.x))
 
 
-def assert_same(found: float | None, expected: float | None) -> None:
+# HiGHS stops where its bounds are this close, even with a relative gap of 0.
+HIGHS_GAP = 1e-6
+
+
+def assert_as_good(found: float | None, expected: float | None) -> None:
+    """Never worse than HiGHS, and better by no more than it promises."""
     assert (found is None) == (expected is None)
     if found is not None and expected is not None:
-        assert_allclose(found, expected, rtol=1e-9, atol=1e-300)
+        assert found <= expected * (1 + 1e-13)
+        assert expected - found <= HIGHS_GAP
 
 
 @st.composite
@@ -225,7 +231,7 @@ def tables(draw: st.DrawFn, max_layers: int, max_experts: int) -> tuple[np.ndarr
 def test_layer_equals_mixed_integer_programming(table, at_most) -> None:
     losses, costs, budget = table
     found = best_levels(losses, costs, np.array([budget]), np.array([at_most]), False)
-    assert_same(lost(losses, found), by_milp(losses[0], costs[0], budget, at_most))
+    assert_as_good(lost(losses, found), by_milp(losses[0], costs[0], budget, at_most))
 
 
 @settings(max_examples=40)
@@ -235,4 +241,4 @@ def test_model_equals_mixed_integer_programming(table, at_most) -> None:
     fronts = cost_fronts(losses, costs, int(costs[..., -1].sum(axis=-1).max()), False)
     shares = best_shares(fronts, budget, at_most)
     levels = best_levels(losses, costs, shares, np.zeros(len(shares), np.bool_), False)
-    assert_same(lost(losses, levels), by_milp(losses.reshape(-1, 5), costs.reshape(-1, 5), budget, at_most))
+    assert_as_good(lost(losses, levels), by_milp(losses.reshape(-1, 5), costs.reshape(-1, 5), budget, at_most))

@@ -114,11 +114,10 @@ def make_problem(
         flat = {name: np.take_along_axis(array, order, axis=-1) for name, array in flat.items()}
         table = np.take_along_axis(table, order[..., None], axis=-2)
 
-    table, exponent = _below_one(table)
     # As large as sums allow, so that the smallest losses are still numbers beside the largest.
-    table, exponent = np.ldexp(table, _ROOM), exponent - _ROOM
+    table, exponent = _scaled(table, _ROOM)
     if weights is not None:
-        factor, more = _below_one(flat["weights"])
+        factor, more = _scaled(flat["weights"], 0)
         table, exponent = table * factor[..., None], exponent + more
     size = flat["sizes"] if sizes is not None else np.ones(grouped, np.int64)
     floor = flat["min_bits"]
@@ -207,8 +206,8 @@ def _common_divisor(array: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(np.maximum(np.gcd.reduce(rows, axis=1), 1))
 
 
-def _below_one(array: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Groups divided by the power of two above their largest number, and its exponent [G]."""
+def _scaled(array: NDArray[Any], below: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Groups divided by the power of two that brings them to just below ``2 ** below``, and its exponent [G]."""
     axes = tuple(range(1, array.ndim))
-    exponent = np.frexp(array.max(axis=axes, initial=0.0, keepdims=True))[1]
+    exponent = np.frexp(array.max(axis=axes, initial=0.0, keepdims=True))[1] - below
     return np.ldexp(array, -exponent), exponent.reshape(-1).astype(np.int64)

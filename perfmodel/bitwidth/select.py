@@ -203,7 +203,8 @@ def _as_rows(array: NDArray[np.float64], lead: tuple[int, ...], own: int) -> NDA
     if lead[len(lead) - len(mine) :] != mine:
         check_memory((*lead, *axes), array.itemsize)
         array = np.broadcast_to(array, (*lead, *axes))
-    return np.ascontiguousarray(array.reshape(-1, *axes))
+    rows = array[None] if not lead else array.reshape(-1, *axes)
+    return rows if rows.flags.c_contiguous else np.ascontiguousarray(rows)
 
 
 def _is(value: Any, word: str) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from numba import types
 
 from perfmodel.kernels._jit import loop, read_only, scalar
+from perfmodel.kernels.ranking import rank, rank_wide
 
 # What the kernels say: all is well, which array is wrong, or that some rows need another method.
 NOTHING, BAD_IMPORTANCE, BAD_LOSSES, BAD_WEIGHTS, COARSE = range(5)
@@ -74,64 +75,6 @@ def _below_one(weights, factor):
     scale = _unit(weights.max(), 0)
     for e in range(weights.shape[0]):
         factor[e] = weights[e] * scale
-
-
-@scalar
-def _rank(importance, place, order):
-    """Fill ``order`` with the experts by decreasing importance, ties by index.
-
-    Counts for every expert those that come before it. That has no branch to mispredict, so it is faster than sorting
-    up to hundreds of experts, and the search is quadratic as well.
-    """
-    num_experts = importance.shape[0]
-    for e in range(num_experts):
-        place[e] = 0
-    for e in range(1, num_experts):
-        value, before = importance[e], 0
-        for other in range(e):
-            later = importance[other] < value
-            place[other] += later
-            before += not later
-        place[e] += before
-    for e in range(num_experts):
-        order[place[e]] = e
-
-
-@scalar
-def _rank_wide(importance, keys, taken, place, order):
-    """The same through rounded values, of which twice as many fit a vector; ties among them are settled after.
-
-    keys, taken, place : float32, int32, int32 [E], scratch
-    """
-    num_experts = importance.shape[0]
-    for e in range(num_experts):
-        keys[e] = importance[e]
-    for e in range(num_experts):
-        value, before = keys[e], np.int32(0)
-        for other in range(num_experts):
-            before += np.int32(keys[other] > value)
-        place[e] = before
-    pairs = 0
-    for e in range(num_experts):
-        pairs += place[e]
-    if pairs == num_experts * (num_experts - 1) // 2:  # one of every two comes first: no ties
-        for e in range(num_experts):
-            order[place[e]] = e
-        return
-    taken[:] = 0
-    for e in range(num_experts):
-        before = place[e]
-        order[before + taken[before]] = e
-        taken[before] += 1
-    # Insertion among those that differ by less than rounding; it moves nothing else.
-    for m in range(1, num_experts):
-        e, value = order[m], importance[order[m]]
-        while m > 0 and importance[order[m - 1]] < value:
-            order[m] = order[m - 1]
-            m -= 1
-        order[m] = e
-    for m in range(num_experts):
-        place[order[m]] = m
 
 
 @scalar
@@ -275,7 +218,7 @@ def select_prefix(importance, losses, weights, budget, bits):
             if weighted:
                 _below_one(weights[w], factor)
                 w = w + 1 if w + 1 < weights.shape[0] else 0
-            _rank(importance[i], place, order)
+            rank(importance[i], place, order)
             most[lane], every[lane] = _add_up(
                 losses[k], unit[k], factor, order, gain4[:, lane], gain3[:, lane], gain2[:, lane]
             )
@@ -313,7 +256,7 @@ def select_prefix_wide(importance, losses, weights, budget, bits):
         if weighted:
             _below_one(weights[w], factor)
             w = w + 1 if w + 1 < weights.shape[0] else 0
-        _rank_wide(importance[i], keys, taken, place, order)
+        rank_wide(importance[i], keys, taken, place, order)
         most, every = _add_up(losses[k], unit[k], factor, order, gain4, gain3, gain2)
         best, a, b = _cuts_wide(gain4, gain3, gain2, budget, backwards, inner)
         c = budget - a - b

@@ -17,6 +17,7 @@ from perfmodel.bitwidth import (
     optimal_bitwidths,
     select_bitwidths,
 )
+from perfmodel.bitwidth.budget import increments
 from perfmodel.routing import statistics
 
 Floats = NDArray[np.float64]
@@ -171,4 +172,4 @@ def allowed(rule: Rule, bits: tuple[int, ...], min_bits: int, mean_bits: float) 
 
 def spent_bits(mean_bits: float, experts: int, bits: tuple[int, ...]) -> float:
     """Mean width that whole increments above the lowest width can reach within ``mean_bits`` [bit]."""
-    return bits[0] + float(np.floor(experts * (mean_bits - bits[0]) + 1e-9)) / experts
+    return bits[0] + increments(experts, mean_bits, bits[0]) / experts

@@ -82,8 +82,10 @@ def test_killed_workers(
     assert len(killed) == 3
     assert found.identical(expected)
     out_text, err_text = capfd.readouterr()
-    # A machine that is busy with other things makes Dask remark on that.
-    assert (out_text, [line for line in err_text.splitlines() if "unresponsive" not in line]) == ("", [])
+    # A busy machine is slow to start the next worker, and the sweep may say that it waits for one.
+    remarks = ("unresponsive", "waiting up to")
+    said = [line for line in err_text.splitlines() if not any(one in line for one in remarks)]
+    assert (out_text, said) == ("", [])
 
 
 def test_interrupted_and_resumed_elsewhere(

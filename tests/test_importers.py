@@ -111,9 +111,12 @@ def test_unknown_layouts_are_explained(tmp_path: Path) -> None:
         load_any(write(tmp_path, seq_id=None))
     with pytest.raises(TraceError, match="row-phase layout also needs phase"):
         from_row_phase(write(tmp_path, phase=None))
-    np.savez(tmp_path / "other.npz", losses=np.zeros(3))
-    with pytest.raises(TraceError, match="no known trace layout; holds losses"):
+    np.savez(tmp_path / "other.npz", gains=np.zeros(3))
+    with pytest.raises(TraceError, match="no known trace layout; holds gains"):
         load_any(tmp_path / "other.npz")
+    np.savez(tmp_path / "losses.npz", losses=np.zeros(3))
+    with pytest.raises(TraceError, match="is a loss table"):
+        load_any(tmp_path / "losses.npz")
     with pytest.raises(TraceError, match="no such file"):
         from_row_phase(tmp_path / "missing.npz")
 

@@ -81,6 +81,9 @@ def plan_quality(model: MoEModel, replay: Replay, plan: Plan, losses: LossTable 
     skips = sum(int(by_class[c]) for c, work in enumerate(plan.classes) if work.executor == Executor.SKIP)
     quantised = int(by_class[_quantised(plan.classes, model.expert_bits)].sum())
     notes = _notes(plan.classes, by_class, table, model.expert_bits, mean_bits)
+    if table.output_variance is not None and math.isnan(noise) and not math.isnan(loss):
+        zero = f"the output variances of loss table {table.name} are 0 for every pick"
+        notes = (*notes, f"quality: {zero}, so the share of the output's variance is unknown")
     return Quality(loss, vs_uniform, noise, mean_bits, quantised / picks, skips / picks, notes)
 
 

@@ -405,3 +405,23 @@ def test_a_loss_table_is_no_trace(tmp_path: Path) -> None:
     np.savez(path, losses=np.ones((2, 3, 4)))
     with pytest.raises(TraceError, match=r"is a loss table \(--loss takes it\).*topk_ids \(canonical\) or .*row-phase"):
         RoutingTrace.load(path)
+
+
+@pytest.mark.parametrize(
+    ("losses", "variance", "words"),
+    [
+        (1.7e308, 1.0, "losses holds 1.7e.308, allowed 0 or 1e-100 to 1e.100; .* in a larger unit"),
+        (1.0, 1e101, "output_variance holds 1e.101, .* in a larger unit"),
+        (1.0, 5e-324, "output_variance holds .*e-324, .* in a smaller unit"),
+        (1e100, 1e-100, ""),
+        (0.0, 0.0, ""),
+    ],
+)
+def test_a_model_takes_only_numbers_that_can_be_summed_and_divided(losses: float, variance: float, words: str) -> None:
+    model = mixtral()
+    table = LossTable(np.full((32, 8, 4), losses), "odd", output_variance=np.full((32, 8), variance))
+    if not words:
+        assert losses_for(table, model).num_layers == 32
+        return
+    with pytest.raises(TraceError, match=f"^loss table odd: {words}$"):
+        losses_for(table, model)

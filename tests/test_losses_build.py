@@ -364,7 +364,27 @@ def test_other_weights_and_programs_are_not_resumed(tmp_path: Path, monkeypatch:
         build_losses(made.folder, rows(), out, resume=True)
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "text", "array", "identity", "nan", "negative", "rows"])
+#: Ways to damage an unfinished build, and what is said of it.
+DAMAGE = {
+    "empty": "cannot be read",
+    "cut": "cannot be read",
+    "text": "cannot be read",
+    "array": "array losses",
+    "identity": "identity does not say what it was made from",
+    "two": "array identity",
+    "nan": "array losses",
+    "negative": "array output_variance",
+    "rows": "array rows",
+    "edited": "its numbers are not those that were written",
+    "swapped": "its numbers are not those that were written",
+    "more": "its numbers are not those that were written",
+    "table": "array identity is missing",
+    "hash": "array sha256 is missing",
+    "done": "array done is missing",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_unfinished_builds(model: Path, damage: str, tmp_path: Path) -> None:
     out = tmp_path / "t.npz"
     half_done(model, out)
@@ -376,18 +396,25 @@ def test_damaged_unfinished_builds(model: Path, damage: str, tmp_path: Path) -> 
         "identity": {"identity": np.array("[]")},
         "nan": {"losses": arrays["losses"] * np.nan},
         "negative": {"output_variance": arrays["output_variance"] - 1e9},
-        "rows": {"rows": arrays["rows"] * 0},
+        "rows": {"rows": arrays["rows"] + 1},
+        "edited": {"losses": np.where(arrays["losses"] == arrays["losses"].max(), 1e-3, arrays["losses"])},
+        "swapped": {name: arrays[name][:, [1, 0, *range(2, EXPERTS)]] for name in ("losses", "nearest")},
+        "more": {"borrowed": ~arrays["borrowed"]},
+        "two": {"identity": np.array(["{}", "{}"])},
+        "table": {"identity": None},
+        "hash": {"sha256": None},
+        "done": {"done": None},
     }
     if damage in changes:
-        np.savez(file, **{**arrays, **changes[damage]})
+        changed = {**arrays, **changes[damage]}
+        np.savez(file, **{name: array for name, array in changed.items() if array is not None})
     else:
         file.write_bytes({"empty": b"", "cut": content[: len(content) // 2], "text": b"x" * 100}[damage])
     for resume in (False, True):
         with pytest.raises(PerfModelError, match=r"damaged.*--overwrite") as raised:
             build_losses(model, rows(), out, resume=resume)
         assert "\n" not in str(raised.value)
-        if damage in ("nan", "negative", "rows"):
-            assert f"(array {next(iter(changes[damage]))})" in str(raised.value)
+        assert DAMAGE[damage] in str(raised.value)
     assert not out.exists()
     assert file.exists()
     build_losses(model, rows(), out, overwrite=True)
@@ -400,6 +427,28 @@ def test_a_folder_where_unfinished_work_would_lie(model: Path, tmp_path: Path) -
     for overwrite in (False, True):
         with pytest.raises(PerfModelError, match="is a folder; allowed: another output"):
             build_losses(model, rows(), out, overwrite=overwrite)
+
+
+def test_rows_of_an_unfinished_build_are_those_of_the_calibration(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t.npz"
+    half_done(model, out)
+    arrays = dict(np.load(partial_of(out)))
+    arrays["rows"][0, 1] += 1
+    identity, _ = str(arrays.pop("identity")), arrays.pop("sha256")
+    whole = np.array(journal._content_hash(arrays, identity))  # as one would who knows how it is made
+    np.savez(partial_of(out), **arrays, identity=np.array(identity), sha256=whole)
+    with pytest.raises(PerfModelError, match=r"damaged \(array rows\)"):
+        build_losses(model, rows(), out, resume=True)
+
+
+def test_a_link_to_nothing_where_unfinished_work_would_lie(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t.npz"
+    partial_of(out).symlink_to(tmp_path / "absent.npz")
+    for resume in (False, True):
+        with pytest.raises(PerfModelError, match="is a link to a file that does not exist; remove the link"):
+            build_losses(model, rows(), out, resume=resume)
+    build_losses(model, rows(), out, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["t.npz"]
 
 
 def test_what_is_done_outlives_a_table_that_is_refused(
@@ -510,6 +559,41 @@ def test_a_replacement_that_was_stopped_is_resumed(model: Path, tmp_path: Path) 
     assert LossTable.load(out).info["method"] == "rtn"  # until the new one is finished
     build_losses(model, rows(), out, resume=True)
     assert LossTable.load(out).info["method"] == "gptq"
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("options", [{"group_size": 4}, {}])
+def test_a_finished_table_counts_whatever_lies_unfinished_beside_it(
+    model: Path, resume: bool, options: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "t.npz"
+    build_losses(model, rows(), out)
+    half_done(model, out, overwrite=True, **options)
+    before = out.read_bytes(), partial_of(out).read_bytes()
+    done: list[int] = []
+    table = build_losses(model, rows(), out, resume=resume, report=lambda now, total: done.append(now))
+    assert done == [LAYERS * EXPERTS]
+    assert table.info["group_size"] is None
+    assert (out.read_bytes(), partial_of(out).read_bytes()) == before
+    with pytest.raises(PerfModelError, match=r"unfinished build.*--overwrite, which also replaces the finished table"):
+        build_losses(model, rows(), out, bits=(2, 8), resume=True)
+
+
+def test_names_are_no_reason_to_build_again(tmp_path: Path) -> None:
+    one, two = (make(tmp_path / name).folder for name in ("one", "two"))
+    out, whole = tmp_path / "t.npz", tmp_path / "whole.npz"
+    build_losses(one, rows(), out)
+    before = out.read_bytes()
+    assert build_losses(two, rows(name="other"), out).info["model"] == "one"  # as in the file, which is left as it is
+    assert out.read_bytes() == before
+    half_done(one, tmp_path / "resumed.npz")
+    table = build_losses(two, rows(name="other"), tmp_path / "resumed.npz", resume=True)
+    assert (table.info["model"], table.info["calibration"]) == ("two", "other")
+    build_losses(two, rows(name="other"), whole)
+    assert (tmp_path / "resumed.npz").read_bytes() == whole.read_bytes()
+    here, there = arrays_of(whole), arrays_of(out)
+    for name in set(here) - {"metadata"}:
+        assert_array_equal(here[name], there[name])
 
 
 def test_names_of_folders_do_not_count_where_the_config_has_a_name(tmp_path: Path) -> None:

@@ -317,6 +317,25 @@ def test_command(model: Path, calibration: Path, tmp_path: Path) -> None:
     check_refusal(other, str(out), "bits 1,2,3,4 there, 2,4,8 here", "--overwrite")
 
 
+def test_command_says_what_is_left_unfinished(model: Path, calibration: Path, tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "t.npz"
+    build_losses(model, calibration, out)
+    with pytest.raises(KeyboardInterrupt):
+        build_losses(model, calibration, out, group_size=4, overwrite=True, report=stop)
+    command = ("losses", "build", model, "--calibration", calibration, "-o", out)
+    answer = run(*command)
+    left = "an unfinished build beside it ('.t.perfmodel-partial.npz') is left as it is"
+    assert (answer.code, answer.err) == (0, f"{out} is finished already; {left}\n")
+    document = run(*command, "--group-size", "4", "--resume", "--json").document
+    assert document["experts_done_before"] == 2
+    assert document["info"]["group_size"] == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["t.npz"]
+
+
 def test_command_with_every_option(model: Path, calibration: Path, tmp_path: Path) -> None:
     out, other = tmp_path / "t.npz", tmp_path / "other.npz"
     rows(40, seed=2).save(other)

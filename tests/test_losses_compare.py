@@ -20,7 +20,7 @@ from matplotlib.text import Text
 
 from perfmodel import placement, plots
 from perfmodel.bitwidth import OBJECTIVES, LossTable, optimal_bitwidths, select_bitwidths
-from perfmodel.errors import PolicyError, TraceError
+from perfmodel.errors import PerfModelError, PolicyError, TraceError
 from perfmodel.hardware import load_system
 from perfmodel.losses import Calibration, assignments, heldout, rules
 from perfmodel.losses.assignments import compare_assignments
@@ -437,6 +437,80 @@ def test_other_menus_take_budgets_as_ceilings() -> None:
         compare_assignments(table, RoutingTrace.load(MINI), gpu_experts=[1], mean_bits=[3.0], budget="exact")
 
 
+def test_uniform_bits_that_no_layer_can_have(tmp_path: Path) -> None:
+    """One near-data expert cannot have 3 bits of 2, 4 and 8; four can, as two at 2 and two at 4."""
+    losses = np.random.default_rng(3).uniform(0.8, 1.2, (32, 8, 3)) * [16.0, 4.0, 1.0]
+    np.savez(tmp_path / "wide.npz", losses=losses, bits=[2, 4, 8])
+    found = compare_assignments(
+        LossTable.load(tmp_path / "wide.npz"), RoutingTrace.load(MINI), gpu_experts=[4, 7], mean_bits=[3, 4]
+    )
+    assert [found.setting(k, 3.0, "plain").uniform_exists for k in (4, 7)] == [True, False]
+    at4, seven = found.setting(4, 3.0, "plain").assignments, found.setting(7, 3.0, "plain").assignments
+    assert at4["uniform"].ratio > 1
+    assert seven["uniform"].ratio < 1  # a mix cheaper than what one expert can have
+    lines = [line for line in readings(found) if line.startswith("at 3 ")]
+    assert not any("uniform bits are" in line or "nothing loses" in line for line in lines)
+    mix = "of uniform bits (at K = 7 a mix of widths that no layer can have)"
+    assert [line.endswith(mix) for line in lines] == [False, True, True, True]
+    answer = run("losses", "compare", tmp_path / "wide.npz", "--gpu-experts", "4,7", "--mean-bits", "3")
+    assert "which not every number of near-data experts allows" in answer.out
+    (row,) = [line.split() for line in answer.out.splitlines() if line.startswith("7  3     plain")][:1]
+    assert row[4] == f"{seven['uniform'].ratio:.3f}"  # without a star
+
+
+def test_an_optimum_holds_for_every_number_of_gpu_experts(mini: Comparison) -> None:
+    """A mean of 1 over K says nothing where one ratio lies above it and another below."""
+    line = "uniform bits are the optimum of the plain sum"
+    assert f"at 3 bits (mean over K = 0, 2, 4): {line}" in readings(mini)
+    settings = []
+    for one in mini.settings:
+        moved = one.assignments["uniform"]
+        ratio_ = {0: 1.02, 2: 0.98, 4: 1.0}[one.gpu_experts]
+        settings.append(
+            dataclasses.replace(one, assignments={**one.assignments, "uniform": moved._replace(ratio=ratio_)})
+        )
+    assert not any(line in found for found in readings(dataclasses.replace(mini, settings=tuple(settings))))
+
+
+def test_verdicts_do_not_contradict_stars() -> None:
+    """One floor reaches 0.992 of uniform bits, which is less than the margin, and starred all the same."""
+    found = compare_assignments(LossTable.load(BUNDLED), RoutingTrace.load(MINI), gpu_experts=[0], mean_bits=[3])
+    starred = found.setting(0, 3.0, "importance").assignments["floor optimum"].decode_vs_uniform
+    assert 0.99 < min(starred, 0.9949) < 0.9995
+    words = "with one budget a layer, nothing loses more than 1 % less in decode than uniform bits"
+    assert f"at 3 bits (K = 0): {words}" in readings(found)
+
+
+@pytest.mark.parametrize("size", [1e300, 1.7e308])
+def test_enormous_losses_are_refused(tmp_path: Path, size: float) -> None:
+    np.savez(tmp_path / "huge.npz", losses=np.random.default_rng(0).random((32, 8, 4)) * size)
+    answer = run("losses", "compare", tmp_path / "huge.npz", "--json")
+    check_refusal(answer, "'huge'", "too large to be compared", "give them in a larger unit")
+
+
+def test_large_losses_are_compared_without_overflow() -> None:
+    found = compare_assignments(
+        LossTable(table_of(8).losses * 1e119, name="large", output_variance=np.ones((3, 8))), trace_of(8, [(9, 9)] * 3)
+    )
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_losses_of_another_model_than_the_routing_are_noted(mini: Comparison) -> None:
+    assert not any("the routing of" in note for note in mini.notes)
+    table = LossTable(table_of(8).losses, name="other", info={"model": "owner/Other"})
+    found = compare_assignments(table, trace_of(8, [(9, 9)]), gpu_experts=[0], mean_bits=[2])
+    assert "the losses are of 'owner/Other', the routing of 'small'" in found.notes
+    same = LossTable(table_of(8).losses, name="same", info={"model": "owner/Small"})
+    notes = compare_assignments(same, trace_of(8, [(9, 9)]), gpu_experts=[0], mean_bits=[2]).notes
+    assert not any("the routing of" in note for note in notes)
+
+
+def test_a_single_width_is_the_only_mean() -> None:
+    table = LossTable(table_of(8).losses[..., :1], name="one", bits=(3,))
+    with pytest.raises(PolicyError, match="mean_bits is 2; it must be 3, the only width"):
+        compare_assignments(table, trace_of(8, [(9, 9)]), mean_bits=[2])
+
+
 # --- traces of all kinds ---
 
 
@@ -694,27 +768,38 @@ def made_up() -> HeldOut:
 
 def test_figure_with_text(mini: Comparison) -> None:
     figure = plots.assignments_figure(mini, made_up())
-    (axes,) = [axes for axes in figure.axes if axes.get_ylabel() == "added held-out loss (nat/token, log)"]
-    points = {
-        (line.get_marker(), float(line.get_xdata()[0]), float(line.get_ydata()[0]))
-        for line in axes.lines
-        if len(line.get_xdata()) == 1
-    }
-    bars = [segment for one in axes.collections for segment in one.get_segments()]
-    np.testing.assert_allclose(sorted(np.ptp(bar[:, 1]) for bar in bars), [0.02] * 4, rtol=1e-9, atol=0)
-    (legend,) = [one for one in figure.axes if not one.axison and one.get_legend()]
-    assert {text.get_text() for text in legend.get_legend().texts} == {"uniform", "optimum", "model optimum", "prefix"}
-    assert legend.get_position().x0 >= axes.get_position().x1
-    assert points == {("X", 3.0, 0.2), ("X", 1.0, 0.05), ("s", 2.0, 0.4), ("D", 1.5, 0.1)}
+    at2, at3 = (axes for axes in figure.axes if axes.get_title(loc="left").endswith("text"))
+    assert [axes.get_title(loc="left") for axes in (at2, at3)] == ["0 on GPU, 2 bits, text", "0 on GPU, 3 bits, text"]
+    assert at3.get_xlabel() == "over uniform bits (nat/token)"
+    assert at2.get_xlim() == at3.get_xlim()
+    for axes, expected in ((at2, {"optimum": 0.2, "model: optimum": -0.1}), (at3, {"prefix": -0.06})):
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+        points = [line for line in axes.lines if line.get_marker() in list("os^D")]
+        assert {labels[round(line.get_ydata()[0])]: round(float(line.get_xdata()[0]), 9) for line in points} == expected
+        bars = [segment for one in axes.collections for segment in one.get_segments()]
+        np.testing.assert_allclose([np.ptp(bar[:, 0]) for bar in bars], 0.04, rtol=1e-9, atol=0)
+        assert axes.get_xscale() == "linear"
+        low, high = axes.get_xlim()
+        assert all(low < bar[:, 0].min() <= bar[:, 0].max() < high for bar in bars)
     words = " ".join(figure.get_supxlabel().split())
-    assert "over its loss of 4.000 nat/token at the stored precision; 1000 tokens" in words
-    assert "1 assignments that add nothing are left out" in words
+    assert "whose loss is 4.000 nat/token at the stored precision; 1000 tokens" in words
+    assert "equal assignments are drawn once" in words
+
+
+def test_figure_with_text_at_a_mean_without_uniform_bits(mini: Comparison) -> None:
+    rows = [one._replace(over_uniform=None) if one.mean_bits == 2 else one for one in made_up().rows]
+    figure = plots.assignments_figure(mini, dataclasses.replace(made_up(), rows=tuple(rows)))
+    assert [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left").endswith("text")] == [
+        "0 on GPU, 3 bits, text"
+    ]
+    assert "Nothing to set beside uniform bits at 2 bits." in " ".join(figure.get_supxlabel().split())
 
 
 def test_readings_of_text() -> None:
     best, at3 = heldout.readings(made_up())
     assert best == (
-        "at 2 bits (K = 0): the best model is importance, model optimum, -0.100 +- 0.020 nats a token over uniform bits"
+        "at 2 bits (K = 0): the best model is importance, model: optimum, -0.100 +- 0.020 nats a token over uniform"
+        " bits"
     )
     assert at3 == (
         "at 3 bits (K = 0): nothing is surely better than uniform bits; the best try is variance, prefix,"
@@ -874,10 +959,38 @@ def test_equal_assignments_are_tried_once_and_shown_once(place: Place, monkeypat
     text = held_out(place, "--mean-bits", "1,2", "--tokens", "50").out
     lines = text[text.index("Held-out") :].splitlines()
     assert len(seen) == len(set(seen))
-    shown = [line for line in lines if re.match(r"^0  [12] +\w+(, \w+)* .*1\.000", line)]
+    shown = [line for line in lines if re.match(r"^0  [12] +\w+(, [\w:]+)* .*1\.000", line)]
     assert len([line for line in shown if line.startswith("0  1 ")]) == 1  # all experts at 1 bit, by every rule
-    (same,) = [line for line in lines if line.startswith("the same as uniform at 1 bits: ")]
+    (same,) = [line for line in lines if line.startswith("the same as uniform at 1 bit: ")]
     assert same.count(";") == 4 * 5 - 1
+
+
+def test_assignments_that_equal_one_at_another_mean_name_it(place: Place) -> None:
+    """With one near-data expert, 2.5 bits are 2."""
+    text = held_out(place, "--mean-bits", "2.5", "--gpu-experts", "3", "--tokens", "50").out
+    assert "the same as uniform at 2 bits: plain, random at 2.5;" in text
+    assert "uniform at 2.5 bits" not in text
+
+
+def test_a_table_of_another_model_or_other_weights_is_told(place: Place, tmp_path: Path) -> None:
+    rows, options = calibration(tmp_path / "rows.npz"), ("--mean-bits", "2", "--tokens", "50")
+    build_losses(place.checkpoint, rows, tmp_path / "built.npz", method="rtn")
+    arrays = dict(np.load(tmp_path / "built.npz"))
+    info = json.loads(str(arrays["metadata"]))
+
+    def answer(**changed: Any) -> Answer:
+        np.savez(tmp_path / "changed.npz", **{**arrays, "metadata": np.array(json.dumps({**info, **changed}))})
+        return held_out(place._replace(table=tmp_path / "changed.npz"), *options)
+
+    assert "other weights" not in answer().out
+    assert "'changed' was built from other weights than 'toy-moe' has" in answer(sha256={"checkpoint": "0" * 64}).out
+    assert "'changed' is of 'other', the checkpoint is called 'toy-moe'" in answer(model="other", sha256={}).out
+    for key in ("num_layers", "num_experts", "hidden_size", "expert_size"):
+        check_refusal(answer(**{key: 4096}), f"{key} 4096", "'toy-moe' has")
+
+
+def test_differences_have_no_negative_zero() -> None:
+    assert [heldout.nats_words(nats) for nats in (-0.0004, 0.0, 0.0004, -0.0006)] == ["+0.000"] * 3 + ["-0.001"]
 
 
 def test_few_parts_of_text_have_no_error(place: Place) -> None:
@@ -973,7 +1086,25 @@ def test_a_method_that_is_not_known_is_named_as_assumed() -> None:
     table = LossTable(table_of(4).losses, name="odd", info={"method": "awq", "group_size": 64})
     found = quantisation(table, calibrated=False)
     assert (found.method, found.group_size) == ("rtn", 64)
-    assert "does not say how its weights were quantised" in found.notes[0]
+    assert found.notes == (
+        "loss table 'odd' names method 'awq', which cannot be done again; instead: rtn; summed and held-out losses are"
+        " of different weights",
+    )
+    rows = quantisation(LossTable(table_of(4).losses, name="odd", info={"method": 3}), calibrated=True)
+    assert "names method 3, which cannot be done again; instead: gptq, one scale a row, damping auto" in rows.notes[0]
+    bare = LossTable(table_of(4).losses, name="bare", info={"group_size": None})
+    assert "assumed: rtn; summed" in quantisation(bare, calibrated=False).notes[0]
+
+
+def test_gptq_without_rows_is_refused_with_what_would_do() -> None:
+    bare = LossTable(table_of(4).losses, name="bare")
+    with pytest.raises(PerfModelError, match=r"^gptq was asked for \(--method\): .*; allowed: --calibration FILE$"):
+        quantisation(bare, "gptq", calibrated=False)
+    stated = LossTable(table_of(4).losses, name="stated", info={"method": "gptq"})
+    with pytest.raises(PerfModelError, match=r"'stated' is of weights by gptq: .*; allowed: --calibration FILE$"):
+        quantisation(stated, calibrated=False)
+    with pytest.raises(PerfModelError, match=r"FILE, or --method rtn, as the file holds losses_rtn$"):
+        quantisation(stated, calibrated=False, has_rtn=True)
 
 
 def calibration(path: Path, seed: int = 0) -> Path:
@@ -993,10 +1124,10 @@ def test_gptq_needs_rows_of_this_model(place: Place, tmp_path: Path) -> None:
     text = held_out(place, *options, "--calibration", rows).out
     assert "experts quantised by gptq, one scale a row, damping auto, natural order" in text
     assert "assumed: gptq, one scale a row, damping auto, natural order" in text
-    (line,) = [line for line in text.splitlines() if "plain, model optimum" in line and "%" in line]
+    (line,) = [line for line in text.splitlines() if "plain, model: optimum" in line and "%" in line]
     number = r" +[\d.]+"
     apart = r" +[+-]\d\.\d{3} +-"
-    assert re.fullmatch(rf"0 +2 +plain, model optimum{number * 3} %{number}{apart * 2}", line)
+    assert re.fullmatch(rf"0 +2 +plain, model: optimum{number * 3} %{number}{apart * 2}", line)
     given = Calibration.load(rows)
     Calibration(given.hidden[:2], given.expert_ids[:2]).save(tmp_path / "short.npz")
     check_refusal(held_out(place, *options, "--calibration", tmp_path / "short.npz"), "short.npz", "layers 2")
@@ -1030,7 +1161,7 @@ def test_a_smaller_sum_is_not_a_better_model(shared: Path) -> None:
     whole = rows["plain, model optimum", 2.0]
     assert rows["uniform", 2.0]["summed_loss"] / whole["summed_loss"] > 2
     assert whole["over_uniform"]["nats"] > 0.1
-    assert "the smallest summed loss, plain, model optimum, gives +" in found["readings"][1]
+    assert "the smallest summed loss, plain, model: optimum, gives +" in found["readings"][1]
 
 
 # --- the page ---

@@ -239,7 +239,7 @@ def test_no_other_bits_within_the_budget_lose_less(data, name, gpu_experts) -> N
     within_menu = bool(menu) and menu[0] <= options.mean_bits <= menu[-1]
     least = [smallest_total(options, one, menu) for one in weighted] if within_menu else [math.inf]
     if math.isinf(sum(least)):
-        with pytest.raises(PolicyError, match=r"mean_bits"):
+        with pytest.raises(PolicyError, match="mean_bits" if menu else "widths of loss table mine"):
             plan_run(model, NDP_SYSTEM, trace, rule, losses=options.table)
         return
     run = plan_run(model, NDP_SYSTEM, trace, rule, losses=options.table)
@@ -259,6 +259,7 @@ def test_the_first_widths_and_floors_of_the_budget() -> None:
     trace = small_trace(model, [(9, 6), (5, 4)], seed=3)
     wide = LossTable(np.ones((3, 4, 2)), "wide", bits=(8, 16))
     few = LossTable(np.ones((3, 4, 2)), "few", bits=(2, 4))
+    narrow = LossTable(np.ones((3, 4, 2)), "narrow", bits=(1, 2))
     for losses, text, words in (
         (None, "mean_bits=2,min_bits=3", r"option mean_bits: found 2(\.0)?, allowed 3 to 4 with min_bits=3"),
         (None, "min_bits=0", "option min_bits: found 0, allowed 1 to 4"),
@@ -266,7 +267,12 @@ def test_the_first_widths_and_floors_of_the_budget() -> None:
         (None, "objective=loss", r"allowed plain \| importance \| use \| variance"),
         (None, "scope=layers", r"allowed layer \| model"),
         (None, "budget=most", r"allowed exact \| at-most"),
-        (wide, "mean_bits=3", r"loss table wide that can be kept: none from 1 to 4"),
+        (
+            wide,
+            "mean_bits=3",
+            "^policy context-aware: the widths of loss table wide are 8, 16, above the 4 bits that near-data experts",
+        ),
+        (narrow, "mean_bits=3,min_bits=3", "loss table narrow are 1, 2, allowed: at least one from min_bits=3 to 4"),
         (few, "mean_bits=1.5", r"option mean_bits: found 1.5, allowed 2 to 4; .*loss table few.*: 2, 4"),
         (few, "mean_bits=2.5,gpu_experts=1", r"cannot meet exactly at 2, 4 bits.*: 2 and 2.6666.*at-most"),
         (few, "objective=variance", "objective: found variance, allowed plain, importance or use.*few"),
@@ -1016,9 +1022,7 @@ def test_widths_that_are_too_wide_are_named() -> None:
     run = plan_run(model, NDP_SYSTEM, trace, "context-aware:gpu_experts=2", losses=wide)
     assert "widths 6, 8 of loss table wide are not used: near-data experts go up to 4 bits" in run.plan.notes
     assert run.plan.replica_bits == (2.0, 4.0)
-    with pytest.raises(
-        PolicyError, match=r"kept: none from 1 to 4; width 8 of loss table eight is not used: near-data"
-    ):
+    with pytest.raises(PolicyError, match="loss table eight are 8, above the 4 bits that near-data experts go up to"):
         plan_run(model, NDP_SYSTEM, trace, "context-aware", losses=LossTable(np.ones((3, 4, 1)), "eight", bits=(8,)))
 
 

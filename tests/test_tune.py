@@ -318,7 +318,7 @@ def test_a_limit_that_no_mean_keeps() -> None:
         ({"target_tpot_ms": True}, "found True"),
         ({"max_loss": -0.5}, "ceiling of the loss: found -0.5, allowed a number from 0"),
         ({"max_noise": math.nan}, "ceiling of the noise: found nan, allowed a number from 0, or a text such as 3%"),
-        ({"max_loss": 1, "metric": "p101"}, "metric"),
+        ({"max_loss": 1, "metric": "p101"}, "metric: found 'p101', allowed mean, max or p0 to p100"),
         ({"max_loss": 1, "metric": "ttft_s"}, "found 'ttft_s', allowed mean, max or p0 to p100"),
         ({"max_loss": 1, "metric": "p099"}, "its name is tpot_p99_s"),
         ({"max_loss": 1, "metric": 99}, "found 99"),
@@ -519,8 +519,8 @@ def test_figures_of_every_kind_of_limit(tmp_path: Path) -> None:
     (axes,) = figure.axes
     low, high = axes.get_ylim()
     assert low < 1e3 * found.front.latency_s.min() < 1e3 * found.front.latency_s.max() < high
-    lines = [line for line in axes.get_lines() if line.get_label() == "chosen"]
-    assert_allclose(lines[0].get_ydata(), 1e3 * found.latency_s, rtol=1e-15, atol=0)
+    drawn = {line.get_label(): line.get_ydata()[0] for line in axes.get_lines()}
+    assert_allclose([drawn[name] for name in found.labels], 1e3 * found.latency_s, rtol=1e-15, atol=0)
     flat = LossTable(np.zeros((32, 8, 4)), "flat")
     save(control_figure([tune(scenario(losses=flat), max_loss=0)], one), tmp_path / "flat.png")
     for count in (0, 5):
@@ -640,7 +640,7 @@ def test_noise_may_be_given_in_percent() -> None:
     for value, words in (
         (3, "found 3, allowed a share of the variance from 0 to 1; for 3 % give 0.03 or 3%"),
         (1.5, "for 1.5 % give 0.015 or 1.5%"),
-        ("300%", "found '300%', allowed a share of the variance from 0 to 1"),
+        ("101%", "found '101%', allowed a share of the variance from 0 to 100%$"),
         ("3 percent", "found '3 percent', allowed a number from 0, or a text such as 3%"),
         ("%", "found '%'"),
         ("-1%", "found '-1%'"),
@@ -655,16 +655,58 @@ def test_left_over_arguments_name_the_help_of_the_command() -> None:
     check_refusal(run("losses", "show", "x", "--bogus"), "--bogus", "(see perfmodel losses show --help)")
 
 
-def test_few_sequences_are_numbered_in_the_figure() -> None:
+def test_few_sequences_have_colours_and_names_in_the_figure() -> None:
     one = scenario()
-    found = tune(one, target_tpot_ms=1e9)
-    figure = control_figure([found], one)
-    (axes,) = figure.axes
-    assert sorted(text.get_text() for text in axes.texts) == list("012345")
-    assert "Numbers name the sequences: 0 python, 1 english, 2 html" in " ".join(figure.get_supxlabel().split())
-    for text in axes.texts:
-        s = int(text.get_text())
-        assert_allclose(text.xy, (found.loss[s], 1e3 * found.latency_s[s]), rtol=1e-12, atol=0)
+    found = tune(one, max_noise="100%")
+    (axes,) = control_figure([found], one).axes
+    assert not axes.texts
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert len({lines[name].get_color() for name in found.labels}) == 6
+    for s, name in enumerate(found.labels):
+        assert_allclose(
+            lines[name].get_xydata()[0], (100 * found.noise[s], 1e3 * found.latency_s[s]), rtol=1e-12, atol=0
+        )
+    assert "(%" in axes.get_xlabel().replace("\n", " ")
+    star = lines["all, each at its own"]
+    assert star.get_markerfacecolor() == "none"
+    assert star.get_zorder() < min(lines[name].get_zorder() for name in found.labels)
     model = plain_model()
     many = Scenario.of(model, "h100-cxl-ndp", small_trace(model, [(3, 2)] * 9), "context-aware:gpu_experts=1")
-    assert not control_figure([tune(many, target_tpot_ms=1e9)], many).axes[0].texts
+    (axes,) = control_figure([tune(many, target_tpot_ms=1e9)], many).axes
+    assert [line.get_label() for line in axes.get_lines()].count("one sequence") == 1
+
+
+@pytest.mark.parametrize("arguments", [("--target-tpot-ms", 18.4), ("--max-noise", "3%"), ("--max-loss", 1)])
+def test_losses_whose_sums_no_float_holds_are_refused(tmp_path: Path, arguments: tuple[Any, ...]) -> None:
+    for value, unit in ((1.7e308, "larger"), (1e-320, "smaller")):
+        np.savez(tmp_path / "odd.npz", losses=np.full((32, 8, 4), value))
+        given = ("--loss", tmp_path / "odd.npz", "--json", *SHORT)
+        check_refusal(run("tune", *arguments, *given), "odd", "losses holds", f"in a {unit} unit")
+        policy = ("--policy", "context-aware:mean_bits=2")
+        check_refusal(run("compare", "--model", "mixtral-8x7b", *policy, *given), f"in a {unit} unit")
+
+
+def test_a_table_of_wide_formats_alone_is_refused() -> None:
+    wide = LossTable(np.ones((32, 8, 1)), "t8", bits=(8,))
+    with pytest.raises(PolicyError, match="widths of loss table t8 are 8, above the 4 bits") as error:
+        tune(scenario(losses=wide), max_loss=1)
+    assert "mean_bits" not in str(error.value)
+
+
+def test_noise_is_said_in_percent() -> None:
+    assert tune(scenario(), max_noise=0.5).asked == "noise at most 50 %"
+    with pytest.raises(
+        NoAnswerError, match=r"has noise at most 1e-07 % at any mean; the nearest is 0\.\d+ %, sequence"
+    ):
+        tune(scenario(), max_noise=1e-9)
+
+
+def test_why_the_noise_is_unknown() -> None:
+    losses = np.ones((32, 8, 4))
+    zero = LossTable(losses, "zero", output_variance=np.zeros((32, 8)))
+    for table, words in (
+        (zero, "the output variances of loss table zero are 0"),
+        (LossTable(losses, "bare"), "loss table bare has no output"),
+    ):
+        with pytest.raises(PerfModelError, match=f"^tune: the noise of context-aware is unknown: {words}[^:]*$"):
+            tune(scenario(losses=table), max_noise=0.5)

@@ -54,9 +54,8 @@ class Tuning:
     @property
     def asked(self) -> str:
         """The limit in words."""
-        if self.limit.what != "latency":
-            return f"{self.limit.what} at most {self.limit.value:.6g}"
-        return f"{self.metric.removesuffix('_s')} at most {1e3 * self.limit.value:.6g} ms"
+        name = self.metric.removesuffix("_s") if self.limit.what == "latency" else self.limit.what
+        return f"{name} at most {self.limit.shown(self.limit.value)}"
 
     @property
     def mean_bits(self) -> Floats:
@@ -185,7 +184,9 @@ def latency_metric(text: object) -> str:
     if isinstance(text, str):
         full = text if text.startswith("tpot_") else f"tpot_{text}_s"
         if full == "tpot_mean_s" or percentile_of(full) is not None:
-            return find_metric(full).name
+            percentile = percentile_of(full)
+            if percentile is None or percentile <= 100.0:
+                return find_metric(full).name
     raise PerfModelError(f"metric: found {shown(text)}, allowed mean, max or p0 to p100 (a percentile, such as p99)")
 
 
@@ -204,9 +205,13 @@ def _limit(target_tpot_ms: object, max_loss: object, max_noise: object) -> Limit
         share = ", or a text such as 3%" if name == "max_noise" else ""
         raise PerfModelError(f"tune: {_LIMITS[name]}: found {shown(plain(value))}, allowed {allowed}{share}")
     if name == "max_noise" and number > 1.0:
-        hint = f"; for {number:g} % give {number / 100:g} or {number:g}%" if number <= 100.0 else ""
+        allowed = "0 to 1"
+        if isinstance(value, str) and value.strip().endswith("%"):
+            allowed = "0 to 100%"
+        elif number <= 100.0:
+            allowed += f"; for {number:g} % give {number / 100:g} or {number:g}%"
         raise PerfModelError(
-            f"tune: {_LIMITS[name]}: found {shown(plain(value))}, allowed a share of the variance from 0 to 1{hint}"
+            f"tune: {_LIMITS[name]}: found {shown(plain(value))}, allowed a share of the variance from {allowed}"
         )
     if not ceiling:
         return Limit("latency", number * 1e-3)
@@ -270,14 +275,15 @@ def _why_unknown(scenario: Scenario, label: str, front: Front) -> str:
             " variances; build a table (perfmodel losses build) and give it with --loss (losses), or limit the time per"
             " output token or the loss"
         )
-    return "; ".join(note for note in _rests_on(scenario, label, front.mean_bits.tolist()) if "unknown" in note)
+    notes = _rests_on(scenario, label, front.mean_bits.tolist())
+    return "; ".join(note.removeprefix("quality: ") for note in notes if "unknown" in note)
 
 
 def _nowhere(found: Tuning) -> NoAnswerError:
     """No sequence keeps the limit: what comes nearest, and every sequence for JSON."""
     values = found.limit.of(found.front)[np.arange(len(found.chosen)), found.chosen]
     s = int(np.nanargmin(values))
-    nearest = f"{1e3 * values[s]:.6g} ms" if found.limit.what == "latency" else f"{values[s]:.6g}"
+    nearest = found.limit.shown(float(values[s]))
     return NoAnswerError(
         f"tune: no sequence of {found.policy} has {found.asked} at any mean; the nearest is {nearest},"
         f" sequence {found.labels[s]} at a mean of {found.mean_bits[s]:.6g} bits",

@@ -28,6 +28,11 @@ class Limit(NamedTuple):
         """What is limited, of every sequence at every mean [S, M]."""
         return {"latency": front.latency_s, "loss": front.loss, "noise": front.noise}[self.what]
 
+    def shown(self, value: float) -> str:
+        """A value of what is limited, as people read it."""
+        times, unit = {"latency": (1e3, " ms"), "loss": (1.0, ""), "noise": (100.0, " %")}[self.what]
+        return f"{times * value:.6g}{unit}"
+
     def pooled(self, front: Front) -> Floats:
         """What is limited, of all sequences together at every mean [M]."""
         pooled = {"latency": front.pooled_latency_s, "loss": front.pooled_loss, "noise": front.pooled_noise}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perfmodel.losses.comparison import readings
-from perfmodel.losses.heldout import error_words
+from perfmodel.losses.heldout import assignment_words, error_words, nats_words
 from perfmodel.losses.heldout import readings as held_out_readings
-from perfmodel.losses.rules import RANDOM_ORDERS, RULES
+from perfmodel.losses.rules import RANDOM_ORDERS, RULES, UNIFORM, rule_words
 from perfmodel.reports import number, percent, table
 from perfmodel.routing.npz import one_line
 
@@ -46,12 +46,6 @@ def _has_decode(found: Comparison) -> bool:
     return any(one.assignments["uniform"].decode_vs_uniform is not None for one in found.settings)
 
 
-def _head(rule: str) -> str:
-    """A rule as the head of a column: what the budget or the floor is, and the order."""
-    group, _, order = rule.rpartition(" ")
-    return f"{group}: {order}" if group else rule
-
-
 def _comparison_table(found: Comparison, head: str, base: str, absolute: str, relative: str) -> str:
     """A row for every setting: an absolute figure of one rule, and what the other rules are relative to it."""
     rules = [rule for rule in found.rules if rule != base]
@@ -59,25 +53,29 @@ def _comparison_table(found: Comparison, head: str, base: str, absolute: str, re
     for one in found.settings:
         figures = [getattr(one.assignments[rule], relative) if rule in one.assignments else None for rule in rules]
         first = getattr(one.assignments[base], absolute)
-        rows.append([*_where(one), one.objective, number(first), *_starred(rules, figures, below=base == "uniform")])
+        cells = _starred(rules, figures, below=base == UNIFORM, exists=one.uniform_exists)
+        rows.append([*_where(one), one.objective, number(first), *cells])
         if relative == "decode_vs_uniform" and one.objective == found.objectives[-1]:
             least = {"optimum": one.hindsight, "model optimum": one.hindsight_model}
             rows.append([*_where(one), _HINDSIGHT, "", *(f"{_ratio(least[r])} " if r in least else "" for r in rules)])
-    return table(("K", "bits", "objective", head, *(f"{_head(rule)} " for rule in rules)), rows, left=3)
+    return table(("K", "bits", "objective", head, *(f"{rule_words(rule)} " for rule in rules)), rows, left=3)
 
 
-def _starred(rules: Sequence[str], figures: Sequence[float | None], *, below: bool) -> list[str]:
+def _starred(rules: Sequence[str], figures: Sequence[float | None], *, below: bool, exists: bool) -> list[str]:
     """Figures with a star at the least of those with one budget a layer, and of those with one for the model.
 
     below : whether only a figure below 1 can have one
+    exists : whether a layer can have uniform bits, or the mix that they stand for; else they are neither the least of a
+        row nor a bound for it
     """
     cells = [_ratio(value) for value in figures]
     stars = [" "] * len(cells)
     for scope in ("layer", "model"):
         places = [i for i, rule in enumerate(rules) if (RULES[rule].scope if rule in RULES else "layer") == scope]
+        places = [i for i in places if exists or rules[i] != UNIFORM]
         known = {cells[i] for i in places if figures[i] is not None}
         least = min(known, key=float, default="-")
-        if len(known) > 1 and not (below and float(least) >= 1):
+        if len(known) > 1 and not (below and exists and float(least) >= 1):
             for i in places:
                 stars[i] = "*" if cells[i] == least else " "
     return [cell + star for cell, star in zip(cells, stars, strict=True)]
@@ -114,7 +112,11 @@ def _legend(found: Comparison) -> list[str]:
             f"Whole increments above {_bits(first)} spend a mean of {listed}; uniform bits are given the same."
         )
     if any(one.spent_bits not in found.bits for one in found.settings):
-        lines.append("uniform between two widths: the linear mix of the two next to it.")
+        nowhere = any(not one.uniform_exists for one in found.settings)
+        lines.append(
+            "uniform between two widths: the linear mix of the two next to it"
+            f"{', which not every number of near-data experts allows; it has no star there' * nowhere}."
+        )
     if zero := max(one.zero_layers for one in found.settings):
         lines.append(f"Up to {zero} layers of sequences have an optimum of 0 and are left out of ratios.")
     return lines
@@ -165,7 +167,7 @@ def _held_out_row(one: Prediction) -> list[str]:
     return [
         "" if one.gpu_experts is None else str(one.gpu_experts),
         "" if one.mean_bits is None else f"{one.mean_bits:g}",
-        one.assignment,
+        assignment_words(one.assignment),
         number(one.summed_loss),
         number(one.weighted_loss),
         percent(one.lowest_share),
@@ -179,7 +181,7 @@ def _apart(found: Difference | None) -> tuple[str, str]:
     """A difference and its error in two cells; dashes for what is absent, or compared with itself."""
     if found is None or (found.nats == 0 and found.error is None):
         return "-", "-"
-    return f"{found.nats:+.3f}", error_words(found)
+    return nats_words(found.nats), error_words(found)
 
 
 def _same(found: HeldOut) -> list[str]:
@@ -187,7 +189,9 @@ def _same(found: HeldOut) -> list[str]:
     groups: dict[tuple[int | None, str], list[str]] = {}
     for one in found.rows:
         if one.same_as is not None:
-            groups.setdefault((one.gpu_experts, f"{one.same_as} at {one.mean_bits:g} bits"), []).append(one.assignment)
+            asked = f" at {one.mean_bits:g}" if one.mean_bits != one.same_mean else ""
+            same = f"{assignment_words(one.same_as)} at {_bits(one.same_mean or 0)}"
+            groups.setdefault((one.gpu_experts, same), []).append(f"{assignment_words(one.assignment)}{asked}")
     return [
         f"the same as {same}{f' (K = {count})' * (len(found.gpu_experts) > 1)}: {'; '.join(names)}"
         for (count, same), names in groups.items()
@@ -203,5 +207,5 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _bits(width: int) -> str:
-    return f"{width} bit{'s' * (width > 1)}"
+def _bits(width: float) -> str:
+    return f"{width:g} bit{'s' * (width != 1)}"

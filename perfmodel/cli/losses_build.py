@@ -2,7 +2,9 @@
 
 import argparse
 import contextlib
+import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli.base import add_command, print_json, print_text, quoted, say
@@ -67,8 +69,16 @@ def _build(options: argparse.Namespace) -> int:
         print_json(document)
     else:
         print_text(_text(document))
-    say(f"{options.out} is finished already" if before == [table.losses[..., 0].size] else f"wrote {options.out}")
+    say(_finished(options.out) if before == [table.losses[..., 0].size] else f"wrote {options.out}")
     return 0
+
+
+def _finished(out: str) -> str:
+    from perfmodel.losses.outputs import partial_file
+
+    left = partial_file(Path(out))
+    more = f"; an unfinished build beside it ({quoted(left.name)}) is left as it is" if os.path.lexists(left) else ""
+    return f"{out} is finished already{more}"
 
 
 def _typed_whole(option: str, text: str) -> int:
@@ -125,7 +135,7 @@ def _text(found: dict[str, Any]) -> str:
     info, rows = found["info"], found["rows_per_expert"]
     variance = found["mean_output_variance"]
     method = info["method"]
-    header = ["bits", f"{method} loss", "rtn loss", f"{method}/rtn", "share of output"]
+    header = ["bits", f"{method} loss", "rtn loss", f"{method}/rtn", "noise"]
     body = []
     for one in found["mean_losses"]:
         ratio = "-" if one["over_rtn"] is None else number(one["over_rtn"])

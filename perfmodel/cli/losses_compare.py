@@ -109,8 +109,9 @@ def _table_for_text(options: argparse.Namespace, table: Any) -> Any:
     from perfmodel.losses.summary import load_extras
 
     calibrated = options.calibration is not None
-    chosen = table_for_text(table, load_extras(options.table, table).rtn, options.method)
-    quantisation(chosen, options.method, calibrated=calibrated)
+    rtn = load_extras(options.table, table).rtn
+    chosen = table_for_text(table, rtn, options.method)
+    quantisation(chosen, options.method, calibrated=calibrated, has_rtn=rtn is not None)
     return chosen
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from perfmodel import placement
 from perfmodel.bitwidth import OBJECTIVES, Budget, LossTable, Objective
 from perfmodel.errors import TraceError
-from perfmodel.losses.choices import check_kinds, check_rest, checked_gpu_experts, checked_means
+from perfmodel.losses.choices import check_kinds, check_rest, check_size, checked_gpu_experts, checked_means, short_name
 from perfmodel.losses.comparison import Comparison, Setting
 from perfmodel.losses.rules import (
     HINDSIGHT,
@@ -26,6 +26,7 @@ from perfmodel.losses.rules import (
     NearData,
     allowed,
     choose,
+    mix_exists,
     near_data,
     spent_bits,
 )
@@ -110,6 +111,9 @@ def compare_assignments(
     check_rest(alpha, norm, min_bits, budget, seed, fitted.bits)
     importance, use, notes = sequence_importance(trace, alpha, norm)
     objectives: list[Objective] = list(OBJECTIVES)
+    check_size(fitted)
+    if (measured := fitted.measured_model) is not None and short_name(measured) != short_name(model):
+        notes.append(f"the losses are of {measured!r}, the routing of {model!r}")
     if fitted.output_variance is None:
         objectives.remove("variance")
         notes.append(f"loss table {table.name} has no output variances, so objective variance is left out")
@@ -245,10 +249,13 @@ def _results(work: _Work, gpu_experts: int, mean: float) -> Iterator[Setting]:
         }
         tallies = [work.tally(gpu_experts, mean, objective, rule) for rule in ("optimum", "random", "prefix")]
         known, random, prefix = tallies
+        near = work.table.num_experts - gpu_experts
+        spent = spent_bits(mean, near, work.table.bits)
         yield Setting(
             gpu_experts=gpu_experts,
             mean_bits=mean,
-            spent_bits=spent_bits(mean, work.table.num_experts - gpu_experts, work.table.bits),
+            spent_bits=spent,
+            uniform_exists=mix_exists(spent, near, work.table.bits),
             objective=objective,
             assignments=found,
             zero_layers=known.sequences * work.table.num_layers - known.ratios,

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from perfmodel import __version__
 from perfmodel.bitwidth import BITS, LossTable
-from perfmodel.errors import PerfModelError, TraceError
+from perfmodel.errors import PerfModelError
 from perfmodel.losses.calibration import Calibration
 from perfmodel.losses.checkpoint import Checkpoint
 from perfmodel.losses.expert import LEAST_ROWS, LEAST_ROWS_A_FOLD, ExpertLosses, gptq_losses, nearest_losses
 from perfmodel.losses.gptq import Damping, Order
 from perfmodel.losses.grids import scale_bits_per_weight
-from perfmodel.losses.journal import Partial, differences, program_hash, write_npz
-from perfmodel.losses.options import OPTIONS, BuildOptions, Method, checked
-from perfmodel.losses.outputs import MARK, check_output
+from perfmodel.losses.journal import Partial, differences, made_from, program_hash, write_npz
+from perfmodel.losses.options import BuildOptions, Method, checked
+from perfmodel.losses.outputs import MARK, check_output, partial_file
 from perfmodel.model import MoEModel
 from perfmodel.progress import Report, check_report
 from perfmodel.routing.npz import one_line, shown
@@ -52,9 +52,9 @@ def build_losses(
     it: the loss is the mean square of the difference of the outputs, over rows and hidden units, before the router's
     weight. An expert that fewer rows reach than two a fold, and eight in all, is given all rows of its layer.
 
-    One expert is in memory at a time. The same inputs give the same bytes with the same libraries and processor,
-    however often the build was stopped and resumed; with matrices of more than 2^20 weights, with the same number of
-    threads.
+    One expert is in memory at a time. The same inputs under the same names give the same bytes with the same libraries
+    and processor, however often the build was stopped and resumed; with matrices of more than 2^20 weights, with the
+    same number of threads. Names of the model and of the rows are kept in the metadata and decide nothing else.
 
     Parameters
     ----------
@@ -72,7 +72,8 @@ def build_losses(
     folds : parts that the rows of an expert are dealt into, 2 or more; every part is held out once (default 4)
     resume : go on with an unfinished build, whose experts must still have the weights that they had
     overwrite : throw an unfinished build away, and replace a finished table. Without, a finished table of the same
-        inputs and options is the result, and one of others is an error; what perfmodel did not build is never replaced.
+        inputs and options is the result, whatever unfinished build lies beside it, and one of others is an error; what
+        perfmodel did not build is never replaced.
     report : called with the experts that are done, and the experts of all layers
 
     Returns
@@ -111,12 +112,15 @@ def build_losses(
     rows = _rows("calibration", calibration, weights)
     other = None if held_out is None else _rows("held-out rows", held_out, weights)
     work = _Work(weights, rows, other, chosen)
-    partial = Partial(target, work.identity(), work.shape, resume=resume, overwrite=overwrite)
     say = report or (lambda done, total: None)
-    if target is not None and target.exists() and not overwrite and not partial.begun:
+    if target is not None and target.exists() and not overwrite:
         finished = work.finished(target)
-        say(partial.done.size, partial.done.size)
-        return finished
+        if isinstance(finished, LossTable):
+            say(finished.losses[..., 0].size, finished.losses[..., 0].size)
+            return finished
+        if not os.path.lexists(partial_file(target)):
+            raise PerfModelError(finished)
+    partial = Partial(target, work.identity(), work.shape, work.measured_rows(), resume=resume, overwrite=overwrite)
     partial.check_weights(weights.expert_hash)
     try:
         with _enough_threads(weights.model):
@@ -228,12 +232,23 @@ class _Work:
         """Everything that the numbers depend on, but for the weights."""
         return {**self.options.described(), "bits": list(self.options.bits), **self.hashes()}
 
-    def finished(self, target: Path) -> LossTable:
+    def measured_rows(self) -> NDArray[np.int64]:
+        """How many rows every expert is measured on [layers, experts]."""
+        source = self.calibration if self.held_out is None else self.held_out
+        experts = self.weights.model.num_experts
+        own = [np.bincount(ids.astype(np.int64).ravel(), minlength=experts) for ids in source.expert_ids]
+        return np.where(np.array(own) >= self._least, own, source.num_rows).astype(np.int64)
+
+    def finished(self, target: Path) -> LossTable | str:
         """The table that is there, if it is of these inputs and options; every weight is read for that.
 
-        Raises PerfModelError where it is of others.
+        In its place a message where it cannot be read or is of others.
         """
-        there, done = _identity(target)
+        try:
+            done = LossTable.load(target)
+        except PerfModelError as error:
+            return f"{one_line(error)}; choose another output, or replace it with --overwrite"
+        there = made_from(done)
         weights = there.pop("checkpoint", None)
         other = differences(there, self.identity())
         if not other:
@@ -243,7 +258,7 @@ class _Work:
             if digest.hexdigest() == weights:
                 return done
             other = "the contents of checkpoint changed"
-        raise PerfModelError(
+        return (
             f"{one_line(target)}: is a finished table of something else ({other}); choose another output, or replace it"
             " with --overwrite"
         )
@@ -271,17 +286,6 @@ class _Work:
             **{name: Path(one.name).name for name, one in names.items() if one is not None},
             "sha256": {"checkpoint": weights, **self.hashes()},
         }
-
-
-def _identity(target: Path) -> tuple[dict[str, Any], LossTable]:
-    """What a finished table was made from, as `_Work.identity` has it with the weights, and the table."""
-    try:
-        table = LossTable.load(target)
-    except TraceError as error:
-        raise PerfModelError(f"{one_line(error)}; choose another output, or replace it with --overwrite") from None
-    hashes = table.info.get("sha256")
-    options = {name: table.info[name] for name in OPTIONS if name in table.info}
-    return {**options, "bits": list(table.bits), **(hashes if isinstance(hashes, dict) else {})}, table
 
 
 def _rows(what: str, given: Any, weights: Checkpoint) -> Calibration:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from perfmodel.bitwidth import Budget
-from perfmodel.losses.rules import RULES, UNIFORM
+from perfmodel.losses.rules import RULES, UNIFORM, rule_words
 from perfmodel.placement import Norm
 
 #: Uniform bits this close to the optimum are the optimum.
@@ -34,6 +34,8 @@ class Setting:
     """All rules under one objective and budget.
 
     gpu_experts : experts of a layer on the GPU. mean_bits : as asked. spent_bits : what whole increments reach [bit].
+    uniform_exists : whether ``uniform`` is an assignment, or the mean of some; else it is a mix of two widths that no
+        layer can have.
     assignments : by rule. zero_layers : layers of sequences whose optimum is 0, which the ratios leave out.
     hindsight, hindsight_model : least ``decode_vs_uniform`` of any assignment, with one budget a layer and with one
         for the whole model: chosen by the decode steps themselves.
@@ -44,6 +46,7 @@ class Setting:
     gpu_experts: int
     mean_bits: float
     spent_bits: float
+    uniform_exists: bool
     objective: str
     assignments: dict[str, Assignment]
     zero_layers: int
@@ -129,13 +132,14 @@ def _over(gpu_experts: list[int]) -> str:
 
 def _orders(found: Comparison, mean: float) -> Iterator[str]:
     """What the order by importance is worth under the plain sum, beside a random one: in that sum, and in decode."""
-    uniform = _mean(found, mean, "plain", UNIFORM, "ratio")
-    if uniform is not None and uniform < 1 + _NOTHING:
+    mixed = _mixed(found, mean)
+    uniform = _values(found, mean, "plain", UNIFORM, "ratio")
+    if not mixed and uniform and all(abs(one - 1) < _NOTHING for one in uniform):
         yield "uniform bits are the optimum of the plain sum"
         return
     for field, start, unit in (
         ("ratio", "of the plain sum", "the optimum"),
-        ("decode_vs_uniform", "in decode, under the same objective", "uniform bits"),
+        ("decode_vs_uniform", "in decode, under the same objective", f"uniform bits{mixed}"),
     ):
         prefix, random = (_mean(found, mean, "plain", rule, field) for rule in ("prefix", "random"))
         if prefix is not None and random is not None:
@@ -161,6 +165,7 @@ def _noise(found: Comparison, mean: float, field: str) -> float:
 
 def _budgets(found: Comparison, mean: float) -> Iterator[str]:
     """What loses least in decode, by what shares a budget."""
+    mixed = _mixed(found, mean)
     for scope, budget in (("layer", "one budget a layer"), ("model", "one for the whole model")):
         costs = {
             (objective, rule): cost
@@ -171,16 +176,44 @@ def _budgets(found: Comparison, mean: float) -> Iterator[str]:
         }
         if costs:
             (objective, rule), least = min(costs.items(), key=lambda item: item[1])
-            if least >= 1 - _LEAST_SHARE:
-                yield f"with {budget}, nothing loses less in decode than uniform bits"
+            best = f"{rule_words(rule)} under {objective}"
+            if mixed or least < 1 - _LEAST_SHARE:
+                yield f"with {budget}, decode loses least by {best}: {least:.3f} of uniform bits{mixed}"
+            elif _below_uniform(found, mean, scope):
+                margin = f"{100 * _LEAST_SHARE:g} %"
+                yield f"with {budget}, nothing loses more than {margin} less in decode than uniform bits"
             else:
-                yield f"with {budget}, decode loses least by {rule} under {objective}: {least:.3f} of uniform bits"
+                yield f"with {budget}, nothing loses less in decode than uniform bits"
+
+
+def _below_uniform(found: Comparison, mean: float, scope: str) -> bool:
+    """Whether any single figure with such a budget is below 1 as it is printed."""
+    figures = (
+        one.assignments[rule].decode_vs_uniform
+        for one in found.settings
+        for rule, kind in RULES.items()
+        if one.mean_bits == mean and kind.scope == scope and rule in one.assignments
+    )
+    return any(figure is not None and round(figure, 3) < 1 for figure in figures)
+
+
+def _mixed(found: Comparison, mean: float) -> str:
+    """Where uniform bits are a mix of widths that no layer can have, in words; empty where they never are."""
+    counts = dict.fromkeys(
+        one.gpu_experts for one in found.settings if one.mean_bits == mean and not one.uniform_exists
+    )
+    listed = ", ".join(map(str, counts))
+    return f" (at K = {listed} a mix of widths that no layer can have)" if counts else ""
 
 
 def _mean(found: Comparison, mean: float, objective: str, rule: str, what: str) -> float | None:
     """Mean of a figure over the numbers of GPU experts; None unless all have it."""
+    values = _values(found, mean, objective, rule, what)
+    return sum(values) / len(values) if values else None
+
+
+def _values(found: Comparison, mean: float, objective: str, rule: str, what: str) -> list[float]:
+    """A figure by number of GPU experts; none unless all have it."""
     settings = [one for one in found.settings if (one.mean_bits, one.objective) == (mean, objective)]
     values = [getattr(one.assignments[rule], what) for one in settings if rule in one.assignments]
-    if not values or len(values) < len(settings) or None in values:
-        return None
-    return float(sum(values) / len(values))
+    return [] if len(values) < len(settings) or None in values else [float(value) for value in values]

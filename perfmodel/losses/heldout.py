@@ -19,8 +19,8 @@ from perfmodel.errors import TraceError
 from perfmodel.losses.calibration import Calibration
 from perfmodel.losses.comparison import Comparison
 from perfmodel.losses.options import Method
-from perfmodel.losses.origin import Quantisation, quantisation
-from perfmodel.losses.rules import UNIFORM, Floats, NearData
+from perfmodel.losses.origin import Quantisation, quantisation, weights_notes
+from perfmodel.losses.rules import UNIFORM, Floats, NearData, rule_words
 from perfmodel.losses.tries import Try, checked_counts, tries
 from perfmodel.progress import Report, check_report
 from perfmodel.routing import RoutingTrace
@@ -55,7 +55,8 @@ class Prediction(NamedTuple):
     nats : held-out loss of the language model [nat/token]
     added : over that at the stored precision
     over_uniform : over that of uniform bits at the same mean; None where the mean is no width of the table
-    same_as : an assignment above that is the same, bit for bit, with as many experts on the GPU; None where none is
+    same_as, same_mean : an assignment above that is the same, bit for bit, with as many experts on the GPU, and its
+        mean bits; None where none is
     """
 
     gpu_experts: int | None
@@ -68,6 +69,7 @@ class Prediction(NamedTuple):
     added: Difference
     over_uniform: Difference | None
     same_as: str | None
+    same_mean: float | None = None
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def predict(
     Raises
     ------
     PerfModelError : the extra ``record`` is not installed; the model, text or rows cannot be used, or do not fit; the
-        table is of weights by another method
+        table is of weights by another method, or of a model of other sizes
     """
     from perfmodel.losses.record.language_model import QuantisedModel, quantiser
     from perfmodel.losses.record.text import SEQUENCE
@@ -158,6 +160,7 @@ def predict(
             f"checkpoint {model.files.name!r} has {shape[0]} layers x {shape[1]} experts, the trace of {found.trace!r}"
             f" {found.layers} x {found.experts}; give a trace of this model"
         )
+    about_weights = weights_notes(table, model.files)
     sequence = min(SEQUENCE, model.outline.positions or SEQUENCE)
     windows = model.windows([Path(file) for file in files], tokens=tokens, sequence=sequence)
     parts = [windows[i::_PARTS] for i in range(min(_PARTS, len(windows)))]
@@ -180,7 +183,7 @@ def predict(
         gpu_experts=counts,
         not_tried=tuple(count for count in found.gpu_experts if count not in counts),
         rows=tuple(_predictions(tried, nats, tokens_of)),
-        notes=(*made.notes, *_calibration_notes(table, rows)),
+        notes=(*made.notes, *about_weights, *_calibration_notes(table, rows)),
     )
 
 
@@ -195,11 +198,11 @@ def _calibration_notes(table: LossTable, rows: Calibration | None) -> list[str]:
 def _predictions(tried: Sequence[Try], nats: dict[bytes, Floats], tokens: Floats) -> Iterator[Prediction]:
     stored = nats[tried[0].bits.tobytes()]
     uniform = {(one.gpu_experts, one.mean_bits): nats[one.bits.tobytes()] for one in tried if one.name == UNIFORM}
-    first: dict[tuple[int | None, bytes], str] = {}
+    first: dict[tuple[int | None, bytes], Try] = {}
     for one in tried:
         key = one.bits.tobytes()
         base = uniform.get((one.gpu_experts, one.mean_bits))
-        same_as = first.setdefault((one.gpu_experts, key), one.name)
+        same = first.setdefault((one.gpu_experts, key), one)
         assigned = None if one.near is None else np.take_along_axis(one.bits[None], one.near.experts, axis=-1)
         yield Prediction(
             gpu_experts=one.gpu_experts,
@@ -211,7 +214,8 @@ def _predictions(tried: Sequence[Try], nats: dict[bytes, Floats], tokens: Floats
             nats=float(nats[key] @ tokens / tokens.sum()),
             added=_difference(nats[key] - stored, tokens),
             over_uniform=None if base is None else _difference(nats[key] - base, tokens),
-            same_as=None if same_as == one.name else same_as,
+            same_as=None if same is one else same.name,
+            same_mean=None if same is one else same.mean_bits,
         )
 
 
@@ -242,7 +246,9 @@ def readings(found: HeldOut) -> list[str]:
             start = f"at {mean:g} bits (K = {count}): "
             lines.append(start + _best(best))
             if least is not best:
-                lines.append(f"{start}the smallest summed loss, {least.assignment}, gives {_over(least)}")
+                lines.append(
+                    f"{start}the smallest summed loss, {assignment_words(least.assignment)}, gives {_over(least)}"
+                )
     return lines
 
 
@@ -252,7 +258,7 @@ def _best(row: Prediction) -> str:
     error = row.over_uniform.error
     sure = error is not None and -row.over_uniform.nats > _SURE * error
     start = "the best model is" if sure else "nothing is surely better than uniform bits; the best try is"
-    return f"{start} {row.assignment}, {_over(row)}"
+    return f"{start} {assignment_words(row.assignment)}, {_over(row)}"
 
 
 def _over(row: Prediction) -> str:
@@ -261,7 +267,18 @@ def _over(row: Prediction) -> str:
 
 def difference_words(found: Difference) -> str:
     """A difference as people write it: ``-0.027 +- 0.008``."""
-    return f"{found.nats:+.3f}" + ("" if found.error is None else f" +- {error_words(found)}")
+    return nats_words(found.nats) + ("" if found.error is None else f" +- {error_words(found)}")
+
+
+def assignment_words(assignment: str) -> str:
+    """Objective and rule of an assignment that was tried, as tables name them."""
+    objective, comma, rule = assignment.rpartition(", ")
+    return f"{objective}{comma}{rule_words(rule) if comma else rule}"
+
+
+def nats_words(nats: float) -> str:
+    """A difference with its sign, and 0 without a minus."""
+    return f"{nats if abs(nats) >= 0.0005 else 0.0:+.3f}"
 
 
 def error_words(found: Difference) -> str:

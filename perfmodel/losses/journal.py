@@ -17,14 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel import __version__
+from perfmodel.bitwidth import LossTable
 from perfmodel.errors import PerfModelError, TraceError
 from perfmodel.losses.expert import ExpertLosses
-from perfmodel.losses.outputs import PARTIAL
+from perfmodel.losses.options import OPTIONS
+from perfmodel.losses.outputs import partial_file
 from perfmodel.paths import replace_when_done
 from perfmodel.routing.npz import one_line, read_npz, shown
 
 #: Least time between two writings of what is done [s].
 _EVERY_S = 2.0
+#: What an unfinished build holds beside its numbers: what it was made from (JSON), and the hash of everything.
+_TEXTS = ("identity", "sha256")
 _MODULES = ("calibration", "checkpoint", "expert", "gptq", "grids", "shards")
 
 
@@ -36,6 +40,7 @@ class Partial:
     output : file of the finished table, or None to keep everything in memory
     identity : plain values; whatever the numbers depend on, but for the weights
     shape : layers, experts, widths
+    rows : how many rows every expert is measured on [layers, experts]
     resume : go on with what is there, if anything is. overwrite : throw it away.
 
     Raises
@@ -48,13 +53,15 @@ class Partial:
         output: Path | None,
         identity: Mapping[str, Any],
         shape: tuple[int, int, int],
+        rows: NDArray[np.int64],
         *,
         resume: bool,
         overwrite: bool,
     ) -> None:
         self.output = output
-        self.file = None if output is None else output.with_name(PARTIAL.format(stem=output.stem))
+        self.file = None if output is None else partial_file(output)
         self.identity = dict(identity)
+        self._rows = rows
         self.arrays: dict[str, NDArray[Any]] = {
             "losses": np.zeros(shape),
             "nearest": np.zeros(shape),
@@ -68,8 +75,12 @@ class Partial:
         self._changed = False
         if self.file is not None and self.file.is_dir():
             raise PerfModelError(f"{one_line(output)}: {self.file.name} beside it is a folder; allowed: another output")
-        self.begun = self.file is not None and os.path.lexists(self.file) and not overwrite
-        if self.file is not None and self.begun:
+        if self.file is not None and self.file.is_symlink() and not self.file.exists() and not overwrite:
+            raise PerfModelError(
+                f"{one_line(output)}: {self.file.name} beside it is a link to a file that does not exist; remove the"
+                " link, or begin anew with --overwrite"
+            )
+        if self.file is not None and self.file.exists() and not overwrite:
             found = self._read(self.file, str(output))
             if not resume:
                 done = f"{int(found['done'].sum())} of {found['done'].size} experts"
@@ -123,7 +134,9 @@ class Partial:
     def flush(self) -> None:
         """Put everything so far on the disk."""
         if self.file is not None and self._changed:
-            write_npz(self.file, {**self.arrays, "identity": np.array(json.dumps(self.identity))})
+            text = json.dumps(self.identity)
+            stored = {"identity": np.array(text), "sha256": np.array(_content_hash(self.arrays, text))}
+            write_npz(self.file, {**self.arrays, **stored})
             self._changed, self._written = False, time.monotonic()
 
     def discard(self) -> None:
@@ -133,30 +146,69 @@ class Partial:
 
     def _read(self, file: Path, output: str) -> dict[str, NDArray[Any]]:
         anew = "begin anew with --overwrite"
+        if self.output is not None and self.output.exists():
+            anew += ", which also replaces the finished table that is there"
         try:
-            found = {name: np.array(array) for name, array in read_npz(file, [*self.arrays, "identity"]).items()}
-            identity = json.loads(str(found.pop("identity").item()))
+            found = {name: np.array(array) for name, array in read_npz(file, [*self.arrays, *_TEXTS]).items()}
+            text, digest = (_text(found, name) for name in _TEXTS)
+            identity = json.loads(text)
             if not isinstance(identity, dict):
-                raise ValueError("no table of what it was made from")
-        except (TraceError, ValueError, KeyError, RecursionError) as error:
+                raise ValueError("identity does not say what it was made from")
+            other = differences(identity, self.identity)
+            if not other:
+                self._check(found)
+                if digest != _content_hash(self.arrays | found, text):
+                    raise ValueError("its numbers are not those that were written")
+        except (TraceError, ValueError, RecursionError) as error:
             raise PerfModelError(
                 f"{one_line(output)}: its unfinished build is damaged ({one_line(error)}); {anew}"
             ) from None
-        other = differences(identity, self.identity)
         if other:
             raise PerfModelError(f"{one_line(output)}: its unfinished build is of something else ({other}); {anew}")
-        for name, array in self.arrays.items():
-            if name not in found or found[name].shape != array.shape or found[name].dtype != array.dtype:
-                raise PerfModelError(f"{one_line(output)}: its unfinished build is damaged (array {name}); {anew}")
-            if array.dtype == np.float64 and not _are_losses(found[name][found["done"]]):
-                raise PerfModelError(f"{one_line(output)}: its unfinished build is damaged (array {name}); {anew}")
-        if (found["rows"][found["done"]] < 1).any():
-            raise PerfModelError(f"{one_line(output)}: its unfinished build is damaged (array rows); {anew}")
         return found
+
+    def _check(self, found: Mapping[str, NDArray[Any]]) -> None:
+        """Raise ValueError for arrays that no unfinished build of this could hold."""
+        for name, array in self.arrays.items():
+            if name not in found:
+                raise ValueError(f"array {name} is missing")
+            if found[name].shape != array.shape or found[name].dtype != array.dtype:
+                raise ValueError(f"array {name}")
+        done = found["done"]
+        for name, array in self.arrays.items():
+            if array.dtype == np.float64 and not _are_losses(found[name][done]):
+                raise ValueError(f"array {name}")
+        if (found["rows"] != self._rows)[done].any():
+            raise ValueError("array rows")
+
+
+def _text(found: dict[str, NDArray[Any]], name: str) -> str:
+    """Take a text out of what was read."""
+    if name not in found:
+        raise ValueError(f"array {name} is missing")
+    if found[name].size != 1:
+        raise ValueError(f"array {name}")
+    return str(found.pop(name).item())
+
+
+def _content_hash(arrays: Mapping[str, NDArray[Any]], identity: str) -> str:
+    """SHA-256 of all numbers of an unfinished build, and of what they were made from."""
+    digest = hashlib.sha256(identity.encode())
+    for name, array in arrays.items():
+        digest.update(f" {name} {array.dtype.str} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def _are_losses(values: NDArray[np.float64]) -> bool:
     return bool(np.isfinite(values).all() and (values >= 0).all())
+
+
+def made_from(table: LossTable) -> dict[str, Any]:
+    """What a finished table was made from, the weights too, as far as its metadata says it."""
+    hashes = table.info.get("sha256")
+    options = {name: table.info[name] for name in OPTIONS if name in table.info}
+    return {**options, "bits": list(table.bits), **(hashes if isinstance(hashes, dict) else {})}
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """How the weights behind a loss table were quantised, as its file says it, and as text is to be tried with them."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -9,9 +10,14 @@ from numpy.typing import NDArray
 
 from perfmodel.bitwidth import LossTable
 from perfmodel.errors import PerfModelError, TraceError
+from perfmodel.losses.checkpoint import Checkpoint
+from perfmodel.losses.choices import short_name
 from perfmodel.losses.gptq import Damping, Order
 from perfmodel.losses.options import METHODS, Method, checked
+from perfmodel.routing.npz import shown
 
+#: Sizes of a model that a table's metadata may state.
+_SIZES = ("num_layers", "num_experts", "hidden_size", "expert_size")
 #: A group this large is a whole row of any matrix.
 _WIDEST = 2**31 - 1
 #: What is assumed where a file does not say it, by the key of its metadata.
@@ -69,11 +75,14 @@ def table_for_text(table: LossTable, rtn: NDArray[np.float64] | None, method: Me
     return table
 
 
-def quantisation(table: LossTable, method: Method | None = None, *, calibrated: bool) -> Quantisation:
+def quantisation(
+    table: LossTable, method: Method | None = None, *, calibrated: bool, has_rtn: bool = False
+) -> Quantisation:
     """How the weights of a table are made again.
 
     method : as asked; by default the table's. Where the table does not say it: GPTQ with calibration rows, else
         rounding to nearest.
+    has_rtn : whether the table's file holds losses of rounding to nearest as well, which a refusal then points to
 
     Raises PerfModelError for a method that is not the table's, GPTQ without rows, and rows without GPTQ; TraceError
     for metadata that no build could have written.
@@ -89,10 +98,9 @@ def quantisation(table: LossTable, method: Method | None = None, *, calibrated: 
             f" allowed: {stated}"
         )
     if chosen == "gptq" and not calibrated:
-        raise PerfModelError(
-            f"loss table {table.name!r} is of weights by gptq: found no calibration rows; allowed: --calibration FILE,"
-            " or --method rtn where the file holds losses_rtn"
-        )
+        why = f"loss table {table.name!r} is of weights by gptq" if stated else "gptq was asked for (--method)"
+        other = ", or --method rtn, as the file holds losses_rtn" if has_rtn else ""
+        raise PerfModelError(f"{why}: found no calibration rows; allowed: --calibration FILE{other}")
     if chosen == "rtn" and calibrated:
         raise PerfModelError(
             f"--calibration: of no use with rounding to nearest (loss table {table.name!r}); allowed with gptq"
@@ -108,15 +116,42 @@ def quantisation(table: LossTable, method: Method | None = None, *, calibrated: 
     missing = ", ".join(words for key, words in _ASSUMED.items() if key in known and key not in table.info)
     notes = []
     if stated is None:
+        named = table.info.get("method")
+        found = "does not say how its weights were quantised" if named is None else f"names method {shown(named)}"
+        cannot = "" if named is None else ", which cannot be done again"
+        assumed = ", ".join(filter(None, (chosen, missing)))
         notes.append(
-            f"loss table {table.name!r} does not say how its weights were quantised; assumed: {chosen}, {missing};"
-            " summed and held-out losses may be of different weights"
+            f"loss table {table.name!r} {found}{cannot}; {'assumed' if named is None else 'instead'}: {assumed};"
+            f" summed and held-out losses {'may be' if named is None else 'are'} of different weights"
         )
     elif missing:
         notes.append(f"loss table {table.name!r} does not say all of how it was made; assumed: {missing}")
     if chosen == "gptq" and table.info.get("folds") is not None:
         notes.append("summed losses are of weights fitted to all folds but one, held-out losses of fits to all of them")
     return Quantisation(chosen, options.group_size, options.damping, options.order, tuple(notes))
+
+
+def weights_notes(table: LossTable, files: Checkpoint) -> list[str]:
+    """Refuse a table of a model of other sizes; say so where it is of other weights, or where only names can tell."""
+    for key in _SIZES:
+        stated, size = table.info.get(key), getattr(files.model, key)
+        if stated not in (None, size):
+            raise TraceError(
+                f"loss table {table.name!r} is of a model with {key} {shown(stated)}, checkpoint {files.name!r} has"
+                f" {size}; give a table of this model"
+            )
+    hashes = table.info.get("sha256")
+    stated = hashes.get("checkpoint") if isinstance(hashes, Mapping) else None
+    if stated is not None:
+        digest = hashlib.sha256()
+        for layer, expert in np.ndindex(files.model.num_moe_layers, files.model.num_experts):
+            digest.update(files.expert_hash(layer, expert))
+        other = digest.hexdigest() != stated
+        return [f"loss table {table.name!r} was built from other weights than {files.name!r} has"] * other
+    named = table.measured_model
+    if named is None or short_name(named) == short_name(files.name):
+        return []
+    return [f"loss table {table.name!r} is of {named!r}, the checkpoint is called {files.name!r}"]
 
 
 def _stated(table: LossTable) -> Method | None:

@@ -15,6 +15,12 @@ PARTIAL = ".{stem}.perfmodel-partial.npz"
 MARK = "perfmodel_version"
 
 
+def partial_file(output: Path) -> Path:
+    """Where unfinished work on a file lies; links of its own name followed."""
+    target = output.resolve()
+    return target.with_name(PARTIAL.format(stem=target.stem))
+
+
 def check_place(output: Any, inputs: tuple[Path, ...] = ()) -> Path:
     """The ``.npz`` file that an output is or becomes, links followed; something regular may be there.
 

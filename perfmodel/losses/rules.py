@@ -52,6 +52,8 @@ RULES = {
     "model optimum": Rule("least sum with one budget for the whole model", None, "model"),
 }
 UNIFORM = "uniform"
+#: What spent bits may be off by through rounding [bit].
+_ROUNDING = 1e-9
 #: Random orders drawn for every layer of every sequence.
 RANDOM_ORDERS = 4
 
@@ -173,3 +175,18 @@ def allowed(rule: Rule, bits: tuple[int, ...], min_bits: int, mean_bits: float) 
 def spent_bits(mean_bits: float, experts: int, bits: tuple[int, ...]) -> float:
     """Mean width that whole increments above the lowest width can reach within ``mean_bits`` [bit]."""
     return bits[0] + increments(experts, mean_bits, bits[0]) / experts
+
+
+def mix_exists(spent: float, experts: int, bits: tuple[int, ...]) -> bool:
+    """Whether some of the experts at one width and the others at the next make up this mean [bit]."""
+    upper = int(np.searchsorted(bits, spent - _ROUNDING))
+    if upper in (0, len(bits)):
+        return True
+    wider = experts * (spent - bits[upper - 1]) / (bits[upper] - bits[upper - 1])
+    return abs(wider - round(wider)) < experts * _ROUNDING
+
+
+def rule_words(rule: str) -> str:
+    """A rule for people: what the budget or the floor is, and the order."""
+    group, _, order = rule.rpartition(" ")
+    return f"{group}: {order}" if group else rule

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from perfmodel.losses.comparison import Comparison
-from perfmodel.losses.heldout import HeldOut, Prediction
-from perfmodel.losses.rules import RULES, UNIFORM
+from perfmodel.losses.heldout import Difference, HeldOut
+from perfmodel.losses.rules import RULES, UNIFORM, rule_words
 from perfmodel.plots.style import BLACK, GREY, LINES, PAGE, Line
 from perfmodel.plots.sweep.labels import log_axis
 from perfmodel.plots.sweep.page import legend_above, page
@@ -22,17 +23,11 @@ from perfmodel.plots.words import plain, routing
 #: Panels that can be read: numbers of GPU experts across, means down.
 _MOST_ACROSS, _MOST_DOWN = 3, 3
 #: Height of a rule [inch], which holds a mark of every objective; of what surrounds the panels of one row; of the
-#: title of a block; and of the panels on text.
+#: title of a block.
 _ROW, _AROUND, _TITLE = 0.28, 0.5, 0.18
-_TEXT_HEIGHT = 2.4
 _LEAST = "least possible"
-#: Width of the legend beside the panels on text, over that of a panel.
-_BESIDE = 0.3
-#: How the assignments tried on text are marked, by rule.
-_MARKS = {
-    UNIFORM: "X", "random": "*", "prefix": "o", "optimum": "s", "floor prefix": "v", "floor optimum": "^",
-    "model prefix": "P", "model optimum": "D",
-}  # fmt: skip
+#: Differences on text by objective and rule.
+_Rows = dict[tuple[str, str], Difference]
 
 
 class _Figure(NamedTuple):
@@ -56,7 +51,7 @@ def assignments_figure(found: Comparison, tried: HeldOut | None = None) -> Figur
 
     Above: loss over the optimum of the same objective with one budget a layer. Below: what the same assignments lose
     in the decode steps, over uniform bits, with the least that any assignment can lose. With ``tried``, the held-out
-    loss of the quantised model against the summed loss. At most three means and three numbers of GPU experts.
+    loss of the quantised model over that of uniform bits. At most three means and three numbers of GPU experts.
     """
     across, down = found.gpu_experts[:_MOST_ACROSS], found.means[:_MOST_DOWN]
     figures = [_RATIO, *([_DECODE] if _has_decode(found) else [])]
@@ -64,11 +59,13 @@ def assignments_figure(found: Comparison, tried: HeldOut | None = None) -> Figur
     heights = [
         height for _ in figures for height in (_TITLE, *(_ROW * len(_rules(found, mean)) + _AROUND for mean in down))
     ]
-    total = sum(heights) + (_TEXT_HEIGHT if tried is not None else 0.0)
+    on_text = _text_rules(tried, down)
+    text_heights = [_TITLE, *(_ROW * len(rules) + _AROUND for rules in on_text.values())] if on_text else []
+    total = sum(heights) + sum(text_heights)
     names = [*found.objectives, *([_LEAST] if len(figures) > 1 else [])]
     with page(1, 1, (PAGE, total), _sentences(found, tried, across, down), names) as (figure, grid):
         grid[0, 0].remove()
-        ratios = [sum(heights), _TEXT_HEIGHT] if tried else [1]
+        ratios = [sum(heights), sum(text_heights)] if on_text else [1]
         outer = figure.add_gridspec(len(ratios), 1, height_ratios=ratios)
         panels = outer[0].subgridspec(len(heights), len(across), height_ratios=heights)
         for block, kind in enumerate(figures):
@@ -84,12 +81,19 @@ def assignments_figure(found: Comparison, tried: HeldOut | None = None) -> Figur
                     axes.tick_params(labelleft=not j)
                     if mean == down[-1]:
                         axes.set_xlabel(kind.label)
-        if tried is not None:
+        if tried is not None and on_text:
             counts = tried.gpu_experts[:_MOST_ACROSS]
-            below = outer[1].subgridspec(1, len(counts) + 1, width_ratios=[*[1.0] * len(counts), _BESIDE])
-            for j, count in enumerate(counts):
-                _text(figure.add_subplot(below[j]), tried, count, looks, first=not j)
-            _marks(figure.add_subplot(below[len(counts)]), tried)
+            below = outer[1].subgridspec(len(text_heights), len(counts), height_ratios=text_heights)
+            _title(figure.add_subplot(below[0, :]), "Held-out loss of the quantised model, over that of uniform bits")
+            for i, (mean, rules) in enumerate(on_text.items()):
+                for j, count in enumerate(counts):
+                    axes = figure.add_subplot(below[1 + i, j])
+                    _text(axes, _text_rows(tried, count, mean), rules, looks)
+                    axes.set_xlim(*_text_limits(tried, on_text))
+                    axes.set_title(f"{count} on GPU, {mean:g} bits, text", loc="left")
+                    axes.tick_params(labelleft=not j)
+                    if mean == list(on_text)[-1]:
+                        axes.set_xlabel("over uniform bits (nat/token)")
         entries = {name: Line2D([], [], **_dots(look)) for name, look in looks.items()}
         if len(figures) > 1:
             entries[_LEAST] = Line2D([], [], color=BLACK, marker="|", markersize=9, markeredgewidth=1.4, linestyle="")
@@ -155,67 +159,53 @@ def _panel(axes: Axes, found: Comparison, kind: _Figure, setting: tuple[int, flo
     if kind is _DECODE:
         for rule, value in _hindsight(found, *setting).items():
             axes.plot(value, rules.index(rule), "|", color=BLACK, markersize=9, markeredgewidth=1.4, zorder=2)
-    axes.set_yticks(places, rules)
+    axes.set_yticks(places, [rule_words(rule) for rule in rules])
     axes.set_ylim(len(rules) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
 
 
-def _text(axes: Axes, tried: HeldOut, count: int, looks: dict[str, Line], *, first: bool) -> None:
-    """What quantisation adds to the held-out loss against the summed loss; objectives by colour, rules by mark."""
-    rows = [one for one in _marked(tried, count) if one[0].added.nats > 0]
-    uniform = [one for one, _, rule in rows if rule == UNIFORM]
-    axes.plot(
-        [one.summed_loss for one in uniform],
-        [one.added.nats for one in uniform],
-        color=GREY,
-        linestyle=":",
-        linewidth=1.0,
-    )
-    for one, objective, rule in rows:
-        colour = BLACK if rule == UNIFORM else looks[objective].colour
+def _text(axes: Axes, rows: _Rows, rules: list[str], looks: dict[str, Line]) -> None:
+    """Held-out losses over that of uniform bits; rules from above, objectives by colour and mark."""
+    axes.axvline(0.0, color=GREY, linewidth=0.8, zorder=1)
+    steps = dict(zip(looks, np.linspace(-0.33, 0.33, len(looks)) if len(looks) > 1 else [0.0], strict=True))
+    for (objective, rule), found in rows.items():
         axes.errorbar(
-            one.summed_loss, one.added.nats, yerr=one.added.error, fmt=_MARKS[rule], color=colour,
-            markeredgecolor=BLACK, markeredgewidth=0.5, markersize=4.5, elinewidth=0.8, zorder=3,
+            found.nats, rules.index(rule) + steps[objective], xerr=found.error, elinewidth=0.8, zorder=3,
+            **_dots(looks[objective]),
         )  # fmt: skip
-        if rule == UNIFORM:
-            label = axes.annotate(
-                f"{one.mean_bits:g} bit{'s' * (one.mean_bits != 1)}",
-                (one.summed_loss, one.added.nats),
-                (6, -2),
-                textcoords="offset points",
-                va="top",
-            )
-            label.set_in_layout(False)
-    every = [one for number in tried.gpu_experts for one, *_ in _marked(tried, number) if one.added.nats > 0]
-    for which, values in (("x", [one.summed_loss for one in every]), ("y", [one.added.nats for one in every])):
-        if values and min(values) > 0:
-            log_axis(axes, "x" if which == "x" else "y", min(values) / 2, max(values) * 1.6, most=5)
-    axes.set_title(f"{count} on GPU, text", loc="left")
-    axes.set_xlabel("summed loss (MSE, log)")
-    axes.set_ylabel("added held-out loss (nat/token, log)" if first else "")
-    axes.tick_params(labelleft=first)
-    axes.grid(axis="y")
+    axes.set_yticks(range(len(rules)), [rule_words(rule) for rule in rules])
+    axes.set_ylim(len(rules) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.grid(axis="x")
 
 
-def _marks(axes: Axes, tried: HeldOut) -> None:
-    """The legend of the rules tried on text, beside the panels."""
-    axes.set_axis_off()
-    used = {rule for count in tried.gpu_experts for _, _, rule in _marked(tried, count)}
-    handles = [
-        Line2D([], [], marker=mark, color="white", markeredgecolor=BLACK, markersize=4.5, linestyle="", label=rule)
-        for rule, mark in _MARKS.items()
-        if rule in used
-    ]
-    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(0, 0.5), handlelength=1.2, borderaxespad=0)
+def _text_rows(tried: HeldOut | None, count: int, mean: float) -> _Rows:
+    """Different assignments beside uniform bits, by objective and rule; none where the mean is no width."""
+    found: _Rows = {}
+    for one in () if tried is None else tried.rows:
+        objective, comma, rule = one.assignment.rpartition(", ")
+        if comma and one.over_uniform and one.same_as is None and (one.gpu_experts, one.mean_bits) == (count, mean):
+            found[objective, rule] = one.over_uniform
+    return found
 
 
-def _marked(tried: HeldOut, count: int) -> Iterator[tuple[Prediction, str, str]]:
-    """Different assignments with so many experts on the GPU, their objectives and rules."""
-    for one in tried.rows:
-        objective, _, rule = one.assignment.rpartition(", ")
-        if rule in _MARKS and one.gpu_experts == count and one.same_as is None:
-            yield one, objective, rule
+def _text_rules(tried: HeldOut | None, means: list[float]) -> dict[float, list[str]]:
+    """The rules that have a row, by mean; without means that have none."""
+    counts = () if tried is None else tried.gpu_experts[:_MOST_ACROSS]
+    every = {mean: {rule for count in counts for _, rule in _text_rows(tried, count, mean)} for mean in means}
+    return {mean: [rule for rule in RULES if rule in used] for mean, used in every.items() if used}
+
+
+def _text_limits(tried: HeldOut, means: Iterable[float]) -> tuple[float, float]:
+    """One range for all panels on text, with 0 in it."""
+    counts = tried.gpu_experts[:_MOST_ACROSS]
+    every = [one for mean in means for count in counts for one in _text_rows(tried, count, mean).values()]
+    low = min(0.0, *(one.nats - (one.error or 0.0) for one in every))
+    high = max(0.0, *(one.nats + (one.error or 0.0) for one in every))
+    room = 0.06 * (high - low) or 0.01
+    return low - room, high + room
 
 
 def _sentences(found: Comparison, tried: HeldOut | None, across: list[int], down: list[float]) -> list[str]:
@@ -228,15 +218,15 @@ def _sentences(found: Comparison, tried: HeldOut | None, across: list[int], down
         f"Floor: no expert below {found.min_bits} bits." if "floor prefix" in found.rules else "",
         "Model: one budget for all layers.",
         f"Left out: {left_out[0]} numbers of GPU experts, {left_out[1]} means." if any(left_out) else "",
-        "" if tried is None else _text_words(tried),
+        "" if tried is None else _text_words(tried, [mean for mean in down if not _text_rules(tried, [mean])]),
     ]
 
 
-def _text_words(tried: HeldOut) -> str:
-    below = sum(one.added.nats <= 0 for count in tried.gpu_experts for one, *_ in _marked(tried, count))
+def _text_words(tried: HeldOut, missing: list[float]) -> str:
+    without = ", ".join(f"{mean:g}" for mean in missing)
     return (
-        f"Bottom: checkpoint '{plain(tried.checkpoint)}', experts quantised by {tried.quantised.words}, over its loss"
-        f" of {tried.rows[0].nats:.3f} nat/token at the stored precision; {tried.tokens} tokens; colours as above;"
-        " bars: standard error"
-        f"{f'; {below} assignments that add nothing are left out' if below else ''}."
+        f"Bottom: checkpoint '{plain(tried.checkpoint)}', experts quantised by {tried.quantised.words}, whose loss is"
+        f" {tried.rows[0].nats:.3f} nat/token at the stored precision; {tried.tokens} tokens; colours as above; bars:"
+        " standard error; equal assignments are drawn once."
+        f"{f' Nothing to set beside uniform bits at {without} bits.' if without else ''}"
     )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from perfmodel.errors import PerfModelError
 from perfmodel.evaluation import metric as find_metric
 from perfmodel.plots.drawing import handles
-from perfmodel.plots.style import BLACK, BLUE, COLUMN, GREY, ORANGE, PAGE, RED
+from perfmodel.plots.style import BLACK, COLUMN, GREY, LINES, PAGE, RED, YELLOW, Line
 from perfmodel.plots.sweep.labels import log_axis, metric_words, with_log
 from perfmodel.plots.sweep.page import legend_above, page, panel_titles
 from perfmodel.plots.words import model_name, plain, routing
@@ -27,17 +27,21 @@ MOST_PANELS = 4
 #: Wider ranges of the loss than this factor are drawn on a logarithmic axis.
 _LOG = 4.0
 _MISSED = "limit missed"
-_WORDS = {"loss": "quantisation loss (MSE)", "noise": "noise: quantisation loss over output variance"}
-#: Sequences that are numbered beside their choices at most; more would hide each other.
-_NUMBERED = 8
+_WORDS = {"loss": "quantisation loss (MSE)", "noise": "noise: quantisation loss over output variance (%)"}
+#: Noise is drawn in percent, as tables print it.
+_TIMES = {"loss": 1.0, "noise": 100.0}
+#: Colours and markers of sequences; black is what all of them have, and more than these are grey.
+_LOOKS = (*LINES[:6], Line(YELLOW, "X", "-"), Line(GREY, "p", "-"))
+_MANY = Line(GREY, "o", "-")
+_POOLED, _OWN = "all, one mean for all", "all, each at its own"
 
 
 def control_figure(found: Sequence[Tuning], scenario: Scenario) -> Figure:
     """Time per output token [ms] against quantisation loss, one panel a policy.
 
-    Thin lines go through every mean of one sequence, the thick one through every mean of all sequences together; rings
-    mark what the sequences get (crosses where none keeps the limit), numbered where they are few, and a star what all
-    of them come to.
+    Thin lines go through every mean of one sequence, the black one through every mean of all sequences together;
+    filled markers are what the sequences get (crossed out where no mean keeps the limit), in a colour for each
+    sequence where they are few, and a hollow star is what all of them come to.
 
     Parameters
     ----------
@@ -58,7 +62,7 @@ def control_figure(found: Sequence[Tuning], scenario: Scenario) -> Figure:
     names = [plain(one.policy, 120) for one in found]
     titles, more = panel_titles(names, columns)
     missed = [_MISSED] if any(not one.met.all() for one in found) else []
-    entries = ["one sequence", "all, one mean for all", "chosen", *missed, "all, each at its own", "limit"]
+    entries = [*dict.fromkeys(name for one in found for name in _names(one)), _POOLED, _OWN, *missed, "limit"]
     width = COLUMN if len(found) == 1 else PAGE
     with page(rows, columns, (width, (2.3 + more) * rows), _sentences(found, scenario, names), entries) as (
         figure,
@@ -75,68 +79,54 @@ def control_figure(found: Sequence[Tuning], scenario: Scenario) -> Figure:
     return figure
 
 
+def _names(one: Tuning) -> list[str]:
+    """What the legend calls every sequence."""
+    few = len(one.labels) <= len(_LOOKS)
+    return [plain(name, 24) for name in one.labels] if few else ["one sequence"] * len(one.labels)
+
+
 def _draw(axes: Axes, one: Tuning, what: str) -> None:
-    front, limit = one.front, one.limit
-    losses: NDArray[np.float64] = getattr(front, what)
-    for s in range(len(losses)):
-        label = "one sequence" if s == 0 else None
-        axes.plot(losses[s], 1e3 * front.latency_s[s], color=GREY, linewidth=0.5, alpha=0.7, zorder=2, label=label)
-    pooled = front.pooled_noise if what == "noise" else front.pooled_loss
-    dots = "o" if len(pooled) <= 40 else ""
-    axes.plot(
-        pooled, 1e3 * front.pooled_latency_s, color=BLACK, linewidth=1.3, marker=dots, markersize=2.2, zorder=3,
-        label="all, one mean for all",
-    )  # fmt: skip
+    front, limit, times = one.front, one.limit, _TIMES[what]
+    losses: NDArray[np.float64] = times * getattr(front, what)
+    chosen: NDArray[np.float64] = times * getattr(one, what)
+    latency = 1e3 * one.latency_s
+    names = _names(one)
+    looks = _LOOKS if len(names) <= len(_LOOKS) else (_MANY,) * len(names)
+    for s, (name, look) in enumerate(zip(names, looks, strict=False)):
+        axes.plot(losses[s], 1e3 * front.latency_s[s], color=look.colour, linewidth=0.7, zorder=2)
+        options = look.options(3.4) | {"linestyle": "-", "linewidth": 0.7}  # of one point the legend shows the line
+        label = name if s == 0 or name != names[0] else None
+        axes.plot(chosen[s : s + 1], latency[s : s + 1], zorder=4, label=label, **options)
+    if not one.met.all():
+        axes.plot(
+            chosen[~one.met], latency[~one.met], linestyle="none", marker="x", markersize=8.0, markeredgewidth=1.0,
+            color=RED, zorder=3.5, label=_MISSED,
+        )  # fmt: skip
+    pooled = times * getattr(front, f"pooled_{what}")
+    axes.plot(pooled, 1e3 * front.pooled_latency_s, color=BLACK, linewidth=1.3, zorder=3, label=_POOLED)
     own = one.compared[0]
-    chosen = one.noise if what == "noise" else one.loss
-    for label, marker, colour, which in (("chosen", "o", BLUE, one.met), (_MISSED, "x", RED, ~one.met)):
-        if which.any():
-            axes.plot(
-                chosen[which], 1e3 * one.latency_s[which], linestyle="none", marker=marker, markersize=4.0,
-                markerfacecolor="none", markeredgecolor=colour, markeredgewidth=1.0, zorder=4, label=label,
-            )  # fmt: skip
     axes.plot(
-        [getattr(own, what)], [1e3 * own.latency_s], linestyle="none", marker="*", markersize=8.0, color=ORANGE,
-        markeredgecolor=BLACK, markeredgewidth=0.5, zorder=5, label="all, each at its own",
+        [times * getattr(own, what)], [1e3 * own.latency_s], linestyle="none", marker="*", markersize=11.0,
+        markerfacecolor="none", markeredgecolor=BLACK, markeredgewidth=0.8, zorder=1.5, label=_OWN,
     )  # fmt: skip
-    line, at = (axes.axhline, 1e3 * limit.value) if limit.what == "latency" else (axes.axvline, limit.value)
-    line(at, color=RED, linewidth=1.0, linestyle="--", zorder=1, label="limit")
-    _place(axes, one, what, losses)
-    if len(losses) <= _NUMBERED:
-        _number(axes, chosen, 1e3 * one.latency_s)
+    at = 1e3 * limit.value if limit.what == "latency" else times * limit.value
+    line = axes.axhline if limit.what == "latency" else axes.axvline
+    line(at, color=BLACK, linewidth=0.8, linestyle="--", zorder=1, label="limit")
+    _place(axes, one, what, losses, at)
 
 
-def _number(axes: Axes, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
-    """Number of every sequence below its choice, moved down where something is in the way."""
-    points = axes.transData.transform(np.column_stack([x, y])) * 72.0 / axes.figure.dpi
-    taken = [(across, up) for across, up in points.tolist() if np.isfinite((across, up)).all()]
-    for s in np.argsort(-points[:, 1], kind="stable").tolist():
-        across, up = points[s].tolist()
-        if not np.isfinite((across, up)).all():
-            continue
-        centre, below = across - 6.0, up - 4.0
-        while any(abs(centre - other[0]) < 6.0 and abs(below - other[1]) < 6.5 for other in taken):
-            below -= 1.0
-        taken.append((centre, below))
-        place, offset = (float(x[s]), float(y[s])), (centre - across, below - up)
-        note = axes.annotate(
-            str(s), place, offset, textcoords="offset points", ha="center", va="center", fontsize=6, zorder=6
-        )
-        note.set_in_layout(False)
-
-
-def _place(axes: Axes, one: Tuning, what: str, losses: NDArray[np.float64]) -> None:
-    """Scales and labels."""
+def _place(axes: Axes, one: Tuning, what: str, losses: NDArray[np.float64], limit: float) -> None:
+    """Scales and labels; losses and limit as they are drawn."""
     x, y = (values[np.isfinite(values)] for values in (losses, 1e3 * one.front.latency_s))
     log = float(x.min()) > 0 and float(x.max()) > _LOG * float(x.min())
     limited = one.limit.what == "latency"
-    low, high = _ends(np.log(x) if log else x, None if limited else one.limit.value, log)
+    low, high = _ends(np.log(x) if log else x, None if limited else limit, log)
     if log:
         log_axis(axes, "x", float(np.exp(low)), float(np.exp(high)), 5)
     else:
         axes.set_xlim(low, high)
         axes.locator_params(axis="x", nbins=5)
-    axes.set_ylim(*_ends(y, 1e3 * one.limit.value if limited else None))
+    axes.set_ylim(*_ends(y, limit if limited else None))
     axes.locator_params(axis="y", nbins=6)
     axes.ticklabel_format(axis="y", useOffset=False)
     axes.set_xlabel(with_log(_WORDS[what]) if log else _WORDS[what])
@@ -168,9 +158,7 @@ def _sentences(found: Sequence[Tuning], scenario: Scenario, names: Sequence[str]
         f"{len(one.labels)} sequences;" + f" the limit is kept at no mean by {' / '.join(map(str, missed))} of them."
         if any(missed)
         else f"{len(one.labels)} sequences, which all keep the limit.",
-        f"Numbers name the sequences: {', '.join(plain(name, 24) for name in one.labels)}."
-        if len(one.labels) <= _NUMBERED and any(" " in name for name in one.labels)
-        else "",
+        "A filled marker is the mean that a sequence gets.",
         f"Model: {model_name(scenario.model.name)}. System: {plain(scenario.system.name)}.",
         f"Routing: {routing(metadata.get('model'), metadata.get('source'))}.",
         "Losses are errors of single experts; no accuracy follows from them.",

@@ -143,9 +143,15 @@ class PlacedExperts(Policy):
     def _menu(self, table: LossTable) -> tuple[int, ...]:
         """Widths that an expert may get: those of the table from ``min_bits`` to 4."""
         menu = tuple(width for width in table.bits if self.min_bits <= width <= _WIDEST)
-        if not menu or not menu[0] <= self.mean_bits <= menu[-1]:
-            kept = ", ".join(map(str, menu)) or f"none from {self.min_bits} to {_WIDEST}"
-            ends = "another loss table" if not menu else f"{menu[0]} to {menu[-1]}" if menu[1:] else str(menu[0])
+        if not menu:
+            why = f"above the {_WIDEST} bits that near-data experts go up to"
+            if table.bits[0] <= _WIDEST:
+                why = f"allowed: at least one from min_bits={self.min_bits} to {_WIDEST}"
+            widths = ", ".join(map(str, table.bits))
+            raise PolicyError(f"policy {self.name}: the widths of loss table {table.name} are {widths}, {why}")
+        if not menu[0] <= self.mean_bits <= menu[-1]:
+            kept = ", ".join(map(str, menu))
+            ends = f"{menu[0]} to {menu[-1]}" if menu[1:] else str(menu[0])
             raise PolicyError(
                 f"policy {self.name}: option mean_bits: found {self.mean_bits:g}, allowed {ends};"
                 f" widths of loss table {table.name} that can be kept: {kept}{'; ' * bool(_unused(table))}"

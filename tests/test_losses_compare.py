@@ -681,14 +681,19 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     refused("--checkpoint", tmp_path, words=("--checkpoint", "--text"))
     refused("--text", "a.txt", words=("--text", "--checkpoint"))
     refused("--tokens", "5", words=("--tokens", "--checkpoint and --text"))
-    text = ("--checkpoint", "a", "--text", "b")
-    refused(*text, words=(BUNDLED, "gptq", "--calibration FILE, or --method rtn"))
-    refused(*text, "--method", "gptq", words=("--calibration",))
-    refused(*text, "--method", "rtn", "--calibration", "c", words=("--calibration", "rounding to nearest"))
     check_refusal(run("losses", "compare", "no-such-table"), "no-such-table", BUNDLED)
     monkeypatch.setitem(sys.modules, "torch", None)
     refused("--checkpoint", "a", "--text", "b", words=("torch", "pip install 'perfmodel[record]'"))
     assert not list(tmp_path.iterdir())
+
+
+def test_methods_that_cannot_be_tried_are_refused() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    text = ("losses", "compare", BUNDLED, "--checkpoint", "a", "--text", "b")
+    check_refusal(run(*text), BUNDLED, "gptq", "--calibration FILE, or --method rtn")
+    check_refusal(run(*text, "--method", "gptq"), "--calibration")
+    check_refusal(run(*text, "--method", "rtn", "--calibration", "c"), "--calibration", "rounding to nearest")
 
 
 # --- the figure ---

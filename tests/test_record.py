@@ -72,9 +72,10 @@ def test_rows_are_what_the_experts_get(family: str, tmp_path: Path) -> None:
     assert found.hidden.dtype == np.float16
     assert found.info["family"] == family
     for layer, (hidden, ids, weights) in enumerate(expected):
-        np.testing.assert_array_equal(found.hidden[layer], hidden.astype(np.float16))
+        # Another instance of the model may add up in another order on several threads: float16 may round the other way.
+        assert np.abs(found.hidden[layer].astype(np.float64) - hidden).max() <= 2**-10 * np.abs(hidden).max()
         np.testing.assert_array_equal(found.expert_ids[layer], ids)
-        np.testing.assert_array_equal(found.expert_weights[layer], weights)
+        np.testing.assert_allclose(found.expert_weights[layer], weights, rtol=1e-5, atol=0)
 
 
 def test_the_rows_make_the_experts_output(made: Place) -> None:

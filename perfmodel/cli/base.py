@@ -180,3 +180,11 @@ def check_folder(option: str, folder: Path) -> None:
         raise PerfModelError(f"{option} {folder}: {nearest} is not a folder")
     if not os.access(nearest, os.W_OK):
         raise PerfModelError(f"{option} {folder}: {nearest} cannot be written")
+
+
+def check_figure(option: str, target: str | Path) -> None:
+    """Refuse the file of a figure whose suffix names no format, or whose folder cannot be written, before any work."""
+    from perfmodel.plots import check_suffix
+
+    check_suffix(target)
+    check_folder(option, Path(target).parent)

@@ -7,7 +7,7 @@ from typing import Any
 from perfmodel.cli.base import (
     add_command,
     add_scenario,
-    check_folder,
+    check_figure,
     default_policies,
     load_plots,
     load_trace,
@@ -37,10 +37,7 @@ def _compare(options: argparse.Namespace) -> int:
     from perfmodel.run import make_replay, plan_run
 
     if options.plot is not None:
-        from perfmodel.plots import check_suffix
-
-        check_suffix(options.plot)  # before any work is done
-        check_folder("--plot", Path(options.plot).parent)
+        check_figure("--plot", options.plot)
     model = MoEModel.from_config(options.model)
     system = load_system(options.system)
     texts = options.policy or default_policies(system)

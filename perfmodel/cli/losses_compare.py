@@ -5,7 +5,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli.base import add_command, check_folder, load_plots, load_trace, print_json, print_text, quoted, say
+from perfmodel.cli.base import add_command, check_figure, load_plots, load_trace, print_json, print_text, quoted, say
 from perfmodel.cli.losses_show import TABLE_HELP
 from perfmodel.errors import PerfModelError
 
@@ -54,10 +54,7 @@ def _compare(options: argparse.Namespace) -> int:
     from perfmodel.losses.assignments import compare_assignments
 
     if options.plot is not None:
-        from perfmodel.plots import check_suffix
-
-        check_suffix(options.plot)  # before any work is done
-        check_folder("--plot", Path(options.plot).parent)
+        check_figure("--plot", options.plot)
     _check_text(options)
     gpu_experts = _numbers("--gpu-experts", options.gpu_experts, int, "whole numbers")
     mean_bits = _numbers("--mean-bits", options.mean_bits, float, "numbers")

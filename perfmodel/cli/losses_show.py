@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli.base import add_command, check_folder, load_plots, print_json, print_text, say
+from perfmodel.cli.base import add_command, check_figure, load_plots, print_json, print_text, say
 
 TABLE_HELP = "loss table (.npz: losses [L, E, widths], and bits beside it), or the name of a bundled one"
 
@@ -23,10 +23,7 @@ def _show(options: argparse.Namespace) -> int:
     from perfmodel.losses.summary import load_extras, summarise
 
     if options.plot is not None:
-        from perfmodel.plots import check_suffix
-
-        check_suffix(options.plot)  # before any work is done
-        check_folder("--plot", Path(options.plot).parent)
+        check_figure("--plot", options.plot)
     table = LossTable.load(options.table)
     summary = summarise(table, load_extras(options.table, table))
     if options.plot is not None:

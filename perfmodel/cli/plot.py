@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli.base import add_command, check_folder, load_plots, quoted, say
+from perfmodel.cli.base import add_command, check_figure, load_plots, quoted, say
 from perfmodel.errors import PerfModelError
 from perfmodel.plots.sweep.kinds import KINDS, check_kind
 
@@ -39,7 +39,6 @@ def add(commands: Any) -> None:
 
 
 def _plot(options: argparse.Namespace) -> int:
-    from perfmodel.plots import check_suffix
     from perfmodel.sweeps.dataset import open_dataset
 
     names = ("x", "y", "panels", "metric", "baseline", "policy")
@@ -47,8 +46,7 @@ def _plot(options: argparse.Namespace) -> int:
     given = check_kind(options.kind, {**given, "at": read_at(options.at)})
     source = Path(options.dataset)
     target = Path(options.out) if options.out is not None else source.with_name(f"{source.stem}-{options.kind}.svg")
-    check_suffix(target)  # before any work is done
-    check_folder("-o", target.parent)
+    check_figure("-o", target)
     dataset = open_dataset(source)
     plots = load_plots()
     plots.save(plots.sweep_figure(options.kind, dataset, **given), target)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli.answers import exit_codes, finish, scenario_of
-from perfmodel.cli.base import EXIT_NO_ANSWER, add_command, check_folder, load_plots, print_json, print_text, say
+from perfmodel.cli.base import EXIT_NO_ANSWER, add_command, check_figure, load_plots, print_json, print_text, say
 from perfmodel.errors import NoAnswerError, PerfModelError
 
 if TYPE_CHECKING:
@@ -70,10 +70,7 @@ def _tune(options: argparse.Namespace) -> int:
 def _check_outputs(options: argparse.Namespace) -> None:
     """Refuse outputs that cannot be written before any work is done."""
     if options.plot is not None:
-        from perfmodel.plots import check_suffix
-
-        check_suffix(options.plot)
-        check_folder("--plot", Path(options.plot).parent)
+        check_figure("--plot", options.plot)
         load_plots()
         from perfmodel.plots.control import MOST_PANELS
 

@@ -18,6 +18,18 @@ _SHARED = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+_DEEPSEEK = {
+    "intermediate_size": INNER,
+    "moe_intermediate_size": INNER,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_group": 1,
+    "topk_group": 1,
+}
 #: Options of the config of every family, by its ``model_type``.
 FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"intermediate_size": INNER, "num_local_experts": EXPERTS},
@@ -30,6 +42,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "olmoe": {"intermediate_size": INNER, "num_experts": EXPERTS},
+    "qwen2_moe": {
+        "intermediate_size": INNER,
+        "moe_intermediate_size": INNER,
+        "shared_expert_intermediate_size": INNER,
+        "num_experts": EXPERTS,
+    },
+    "phimoe": {"intermediate_size": INNER, "num_local_experts": EXPERTS},
+    "granitemoe": {"intermediate_size": INNER, "num_local_experts": EXPERTS},
+    "minimax": {"intermediate_size": INNER, "num_local_experts": EXPERTS},
+    "hunyuan_v1_moe": {"intermediate_size": INNER, "num_experts": EXPERTS, "moe_topk": TOP_K, "head_dim": 8},
+    "deepseek_v2": {**_DEEPSEEK, "n_routed_experts": EXPERTS, "q_lora_rank": None, "topk_method": "greedy"},
+    "deepseek_v3": {**_DEEPSEEK, "n_routed_experts": 2 * EXPERTS, "q_lora_rank": 8, "n_group": 2},
+    # Experts in every other layer, attention in the others.
+    "jamba": {
+        "intermediate_size": INNER,
+        "num_experts": EXPERTS,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 0,
+        "mamba_d_state": 4,
+        "mamba_d_conv": 2,
+        "use_mamba_kernels": False,
+    },
+    # Experts that are given their rows alone, sorted before.
+    "llama4_text": {"intermediate_size": INNER, "num_local_experts": EXPERTS, "head_dim": 8},
     # Experts with biases, gate and up interleaved; and no experts at all.
     "gpt_oss": {"intermediate_size": INNER, "num_local_experts": EXPERTS, "head_dim": 8},
     "llama": {"intermediate_size": INNER},
@@ -49,13 +87,14 @@ def make_model(family: str = "mixtral", seed: int = 0) -> Any:
 
 def save_model(model: Any, folder: Path) -> Path:
     """A checkpoint folder, with one token a byte."""
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer, decoders
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
 
     model.save_pretrained(folder)
     tokenizer = Tokenizer(BPE({letter: i for i, letter in enumerate(sorted(ByteLevel.alphabet()))}, []))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 

@@ -18,9 +18,9 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from perfmodel.losses.record import capture as capture_module  # noqa: E402  # below the skips
-from perfmodel.losses.record import text as text_module  # noqa: E402
-from perfmodel.losses.record.blocks import load_model, moe_blocks, outline  # noqa: E402
 from perfmodel.losses.record.capture import capture  # noqa: E402
+from perfmodel.record import text as text_module  # noqa: E402
+from perfmodel.record.blocks import load_model, moe_blocks, outline  # noqa: E402
 
 SEQUENCE = 32
 
@@ -372,7 +372,7 @@ def test_wrong_values_from_python(made: Place, monkeypatch: pytest.MonkeyPatch) 
         capture(made.checkpoint, made.texts, overwrite=True)
     with pytest.raises(PerfModelError, match=r"overwrite: found 1, allowed True or False"):
         capture(made.checkpoint, made.texts, overwrite=1)  # type: ignore[arg-type]
-    with pytest.raises(PerfModelError, match=r"dtype: found int8, allowed: float32, bfloat16, float16"):
+    with pytest.raises(PerfModelError, match=r"dtype: found 'int8', allowed: float32, bfloat16, float16"):
         capture(made.checkpoint, made.texts, dtype="int8")
     with pytest.raises(PerfModelError, match=r"rows: found 2.5, allowed: a whole number"):
         capture(made.checkpoint, made.texts, rows=2.5)  # type: ignore[arg-type]

@@ -95,7 +95,7 @@ def _check_text(options: argparse.Namespace) -> None:
         missing = [f"--{name}" for name in ("checkpoint", "text") if given[name] is None]
         raise PerfModelError(f"{', '.join(found)}: found without {' and '.join(missing)}, allowed together")
     if found:
-        from perfmodel.losses.record.libraries import import_transformers
+        from perfmodel.record.libraries import import_transformers
 
         import_transformers()
 

@@ -144,7 +144,7 @@ def predict(
         table is of weights by another method, or of a model of other sizes
     """
     from perfmodel.losses.record.language_model import QuantisedModel, quantiser
-    from perfmodel.losses.record.text import SEQUENCE
+    from perfmodel.record.text import SEQUENCE
 
     check_report("report", report)
     counts = checked_counts(found, gpu_experts)

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from perfmodel.bitwidth.checks import WIDEST
 from perfmodel.errors import PerfModelError
 from perfmodel.losses.expert import Rounding
 from perfmodel.losses.gptq import Damping, Order
+from perfmodel.record.options import is_whole
 from perfmodel.routing.npz import shown
 
 Method = Literal["gptq", "rtn"]
@@ -97,11 +96,6 @@ def checked(
 def _check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
     if not isinstance(value, str) or value not in allowed:
         raise PerfModelError(f"{name}: found {shown(value)}; allowed: {', '.join(allowed)}")
-
-
-def is_whole(value: Any) -> bool:
-    """Whether this is a whole number, of Python or NumPy; true and false are none."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _within(name: str, value: Any, least: int, most: int, unit: str) -> int:

@@ -1,1 +1,1 @@
-"""What needs PyTorch and Transformers: calibration rows and language-model losses (extra ``record``)."""
+"""What of loss tables needs a real model: calibration rows and language-model losses (extra ``record``)."""

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from perfmodel.errors import ModelConfigError, PerfModelError, TraceError
 from perfmodel.losses.calibration import Calibration
-from perfmodel.losses.outputs import check_place
-from perfmodel.losses.record.blocks import MoEBlock, Outline, load_model, moe_blocks, outline
-from perfmodel.losses.record.libraries import import_torch, import_transformers
-from perfmodel.losses.record.text import SEQUENCE, TOKENS, at_least, batches, check_sequence, cut, read_texts
 from perfmodel.progress import Report, check_report
+from perfmodel.record.blocks import MoEBlock, Outline, load_model, moe_blocks, outline
+from perfmodel.record.libraries import import_torch, import_transformers
+from perfmodel.record.options import at_least
+from perfmodel.record.text import SEQUENCE, TOKENS, batches, check_sequence, cut, read_texts
 from perfmodel.routing.npz import MAX_BYTES, npz_keys, one_line, read_npz, shown
+from perfmodel.routing.places import check_place
 
 
 def capture(

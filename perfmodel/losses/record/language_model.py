@@ -13,9 +13,9 @@ from perfmodel.losses.checkpoint import Checkpoint, Expert
 from perfmodel.losses.expert import LEAST_ROWS, Rounding, gptq_expert, nearest_expert
 from perfmodel.losses.gptq import Damping, Order
 from perfmodel.losses.options import METHODS, Method
-from perfmodel.losses.record.blocks import load_model, moe_blocks, outline
-from perfmodel.losses.record.libraries import import_torch
-from perfmodel.losses.record.text import SEQUENCE, batches, check_sequence, cut, read_texts
+from perfmodel.record.blocks import load_model, moe_blocks, outline
+from perfmodel.record.libraries import import_torch
+from perfmodel.record.text import SEQUENCE, batches, check_sequence, cut, read_texts
 from perfmodel.routing.npz import shown
 
 #: ``quantise(layer, expert, weights, bits)`` gives the weights as they are after quantisation. ``layer`` counts the

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import PerfModelError
-from perfmodel.losses.options import is_whole
-from perfmodel.losses.record.libraries import import_transformers
-from perfmodel.routing.npz import one_line, shown
+from perfmodel.record.libraries import import_transformers
+from perfmodel.record.options import at_least
+from perfmodel.routing.npz import one_line
 
 #: Tokens of one window.
 SEQUENCE = 512
@@ -43,10 +43,10 @@ def read_texts(folder: str | Path, files: Sequence[str | Path], vocab_size: int)
     """
     if not files:
         raise PerfModelError("text: found no file, allowed: one or more text files")
-    tokenizer = _tokenizer(Path(folder))
+    tokenizer = load_tokenizer(Path(folder))
     texts = []
     for file in files:
-        content = _content(file)
+        content = read_content(file)
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -104,15 +104,8 @@ def check_sequence(sequence: int, positions: int | None) -> None:
         raise PerfModelError(f"sequence: found {sequence} tokens, allowed: 2 to {positions} for this checkpoint")
 
 
-def at_least(value: int, least: int, name: str) -> int:
-    """A whole number from ``least`` up. Raises :class:`PerfModelError` for anything else."""
-    found: object = value
-    if not is_whole(found) or value < least:
-        raise PerfModelError(f"{name}: found {shown(value)}, allowed: a whole number from {least} up")
-    return int(value)
-
-
-def _content(file: str | Path) -> bytes:
+def read_content(file: str | Path) -> bytes:
+    """The bytes of a regular file. Raises :class:`PerfModelError` where there is none or it cannot be read."""
     path = Path(file)
     if not path.is_file():
         found = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "no such file"
@@ -123,7 +116,11 @@ def _content(file: str | Path) -> bytes:
         raise PerfModelError(f"{one_line(file)}: cannot be read ({one_line(error.strerror or error)})") from None
 
 
-def _tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a checkpoint, from its ``tokenizer.json``, that neither cuts nor pads.
+
+    Raises :class:`PerfModelError` where that file is missing or damaged.
+    """
     import_transformers()  # brings the tokenizers library, and says how to install both
     from tokenizers import Tokenizer
 

@@ -1,17 +1,16 @@
 """A Transformers model and its Mixture-of-Experts blocks."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import ModelConfigError, PerfModelError
-from perfmodel.losses.record.libraries import import_torch, import_transformers, quiet
+from perfmodel.errors import ModelConfigError
+from perfmodel.record.libraries import import_torch, import_transformers, quiet
+from perfmodel.record.options import check_dtype
 from perfmodel.routing.npz import one_line
 
-#: Number formats that a model may be run in.
-DTYPES = ("float32", "bfloat16", "float16")
 #: Nothing from elsewhere, and no code that comes with a checkpoint.
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 
@@ -21,12 +20,13 @@ class MoEBlock:
     """The experts of one layer.
 
     layer : index of the layer in the model
-    experts : the module that is called with rows, expert ids and weights, and holds ``gate_up_proj``
-        [experts, 2 * inner, hidden] and ``down_proj`` [experts, hidden, inner]
+    experts : the module that is called with rows, expert ids and weights
+    num_experts : experts that it holds
     """
 
     layer: int
     experts: Any
+    num_experts: int
 
 
 @dataclass(frozen=True)
@@ -49,21 +49,25 @@ class Outline:
     positions: int | None
 
 
-def outline(folder: str | Path) -> Outline:
-    """The outline of a checkpoint. Raises :class:`ModelConfigError` as `load_model` and `moe_blocks` do."""
+def outline(folder: str | Path, find: Callable[[Any], tuple[MoEBlock, ...]] | None = None) -> Outline:
+    """The outline of a checkpoint.
+
+    find : what looks for the blocks, `moe_blocks` where None, or `expert_blocks`
+
+    Raises :class:`ModelConfigError` as `load_model` and ``find`` do.
+    """
     transformers, torch = import_transformers(), import_torch()
     with _refused(folder), quiet(transformers):
         config = transformers.AutoConfig.from_pretrained(str(folder), **_LOCAL)
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    blocks = moe_blocks(model)
+    blocks = (find or moe_blocks)(model)
     text = config.get_text_config()
-    num_experts, _, hidden_size = blocks[0].experts.gate_up_proj.shape
     return Outline(
         family=str(config.model_type),
         layers=tuple(block.layer for block in blocks),
-        num_experts=int(num_experts),
-        hidden_size=int(hidden_size),
+        num_experts=blocks[0].num_experts,
+        hidden_size=int(text.hidden_size),
         vocab_size=int(text.vocab_size),
         positions=getattr(text, "max_position_embeddings", None),
     )
@@ -75,8 +79,7 @@ def load_model(folder: str | Path, dtype: str = "float32") -> Any:
     Only safetensors weights and code of the Transformers library itself are used, and nothing is looked up
     elsewhere. Raises :class:`ModelConfigError` for a folder that does not hold one whole model.
     """
-    if dtype not in DTYPES:
-        raise PerfModelError(f"dtype: found {one_line(dtype)}, allowed: {', '.join(DTYPES)}")
+    check_dtype(dtype)
     transformers, torch = import_transformers(), import_torch()
     with _refused(folder), quiet(transformers):
         model, loading = transformers.AutoModelForCausalLM.from_pretrained(
@@ -109,31 +112,65 @@ def _refused(folder: str | Path) -> Iterator[None]:
         raise ModelConfigError(f"{name}: cannot be loaded as a language model ({one_line(error)})") from error
 
 
-def moe_blocks(model: Any) -> tuple[MoEBlock, ...]:
-    """The blocks of a model in the order of its layers.
+def expert_blocks(model: Any) -> tuple[MoEBlock, ...]:
+    """The blocks of a model in the order of its layers: the module called ``experts`` of each.
 
-    Understood are experts that hold all their weights in two stacked matrices, gate and up in the first, and
-    are called with rows, ids and weights: Mixtral, Qwen-MoE, OLMoE, DeepSeek and others since Transformers 5.
-    Raises :class:`ModelConfigError`, with the family's name, for any other model.
+    Raises :class:`ModelConfigError`, with the family's name, where there is none, and where layers are not numbered
+    once or differ in their number of experts.
     """
-    family = str(getattr(model.config, "model_type", type(model).__name__))
-    hidden = model.config.get_text_config().hidden_size
+    family = family_of(model)
     blocks = []
     for name, module in model.named_modules():
         parts = name.split(".")
         if parts[-1] != "experts":
             continue
         layers = [int(part) for part in parts if part.isdecimal()]
-        why = _not_understood(module, hidden) if len(layers) == 1 else "its layers are not numbered once"
-        if why:
-            raise ModelConfigError(f"model family {family}: the experts at {name} are not understood ({why})")
-        blocks.append(MoEBlock(layers[0], module))
+        if len(layers) != 1:
+            raise _strange(family, name, "its layers are not numbered once")
+        blocks.append(MoEBlock(layers[0], module, _count(module, family, name)))
     if not blocks:
         raise ModelConfigError(f"model family {family}: no experts were found in it; expected a Mixture-of-Experts")
+    counts = sorted({block.num_experts for block in blocks})
+    if len(counts) != 1:
+        raise ModelConfigError(f"model family {family}: its layers have different numbers of experts, {counts}")
+    return tuple(blocks)
+
+
+def moe_blocks(model: Any) -> tuple[MoEBlock, ...]:
+    """The blocks of a model whose experts hold all their weights in two stacked matrices.
+
+    Understood are ``gate_up_proj`` [experts, 2 * inner, hidden], gate first, and ``down_proj`` [experts, hidden,
+    inner]: Mixtral, Qwen-MoE, OLMoE, DeepSeek and others since Transformers 5. Raises :class:`ModelConfigError`, with
+    the family's name, for any other model.
+    """
+    family, blocks = family_of(model), expert_blocks(model)
+    hidden = model.config.get_text_config().hidden_size
+    names = {module: name for name, module in model.named_modules()}
+    for block in blocks:
+        if why := _not_understood(block.experts, hidden):
+            raise _strange(family, names[block.experts], why)
     shapes = {tuple(block.experts.gate_up_proj.shape) for block in blocks}
     if len(shapes) != 1:
         raise ModelConfigError(f"model family {family}: its layers have experts of different shapes, {sorted(shapes)}")
-    return tuple(blocks)
+    return blocks
+
+
+def family_of(model: Any) -> str:
+    """The ``model_type`` of a model's config."""
+    return str(getattr(model.config, "model_type", type(model).__name__))
+
+
+def _strange(family: str, name: str, why: str) -> ModelConfigError:
+    return ModelConfigError(f"model family {family}: the experts at {name} are not understood ({why})")
+
+
+def _count(experts: Any, family: str, name: str) -> int:
+    """Experts of a module: what it says, or the first axis of what it holds."""
+    said = getattr(experts, "num_experts", None)
+    count = said if isinstance(said, int) else next((len(one) for one in experts.parameters() if one.ndim == 3), 0)
+    if count < 1:
+        raise _strange(family, name, "how many there are cannot be told")
+    return int(count)
 
 
 def _not_understood(experts: Any, hidden: int) -> str:

@@ -8,6 +8,9 @@ from typing import Any
 from perfmodel.errors import PerfModelError
 
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+_TRUE = {"1", "ON", "YES", "TRUE"}
+#: Whether the environment forbids connections to the Hugging Face Hub, as it was before this package went offline.
+TOLD_OFFLINE = any(os.environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 _INSTALL = "pip install 'perfmodel[record]'"
 #: Oldest major version of Transformers.
 _LEAST = 5

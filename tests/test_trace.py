@@ -445,8 +445,8 @@ def _header(shape: str, descr: str = "|u1") -> bytes:
     ("member", "message"),
     [
         (_header("(1000000000000,)") + b"abc", "declares shape"),
-        (_header("(-2, -2)") + b"abcd", "cannot be read"),
-        (_header("(0, 10000000000000000000000)"), "cannot be read|expected 3 axes"),
+        (_header("(-2, -2)") + b"abcd", "which no array has"),
+        (_header("(0, 10000000000000000000000)"), "which no array has"),
         (_header("(2,)", "|O") + b"ab", "pickled"),
         (_header("(((((((1,)"), "cannot be read"),
         (_header("(2,)", "nonsense") + b"ab", "cannot be read"),

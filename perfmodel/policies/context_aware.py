@@ -22,6 +22,7 @@ from perfmodel.errors import PolicyError
 from perfmodel.policies.base import Plan, PlanInputs, option
 from perfmodel.policies.placed import Basis, PlacedExperts
 from perfmodel.routing import RoutingTrace, statistics
+from perfmodel.routing.profile import FrequencyProfile, load_use
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,21 @@ class ContextAware(PlacedExperts):
 class Static(PlacedExperts):
     """Placement from a profile of other traffic, known before the prompt arrives.
 
-    The profile is the decode steps of the *other* sequences of the trace (leave-one-out), or those of another
-    trace. Nothing migrates, and the prefill already finds the hot experts on the GPU.
+    The profile is the decode steps of the *other* sequences of the trace (leave-one-out), those of another trace, or
+    a frequency profile: counts, shares or an order of experts, without weights. Nothing migrates, and the prefill
+    already finds the hot experts on the GPU.
     """
 
-    profile: str = option("others", "decode profile to place by", "others | name or file of another trace")
+    profile: str = option(
+        "others", "decode profile to place by", "others | name or file of another trace | frequency profile"
+    )
 
     name: ClassVar[str] = "static"
     summary: ClassVar[str] = "the same split, placed once from the decode profile of the other sequences"
     source: ClassVar[str] = "control for arXiv 2512.04476; needs no prefill"
 
     def plan(self, inputs: PlanInputs) -> Plan:
-        basis = self._from_others(inputs) if self.profile == "others" else self._from_another_trace(inputs)
+        basis = self._from_others(inputs) if self.profile == "others" else self._from_elsewhere(inputs)
         return self.placed(inputs, basis, known_before=True)
 
     def _from_others(self, inputs: PlanInputs) -> Basis:
@@ -68,24 +72,59 @@ class Static(PlacedExperts):
         counts = statistics.selection_counts(trace, "decode").astype(np.float64)
         return Basis(values, statistics.sum_of_others(counts))
 
-    def _from_another_trace(self, inputs: PlanInputs) -> Basis:
-        """One placement for all sequences, from the decode steps of the profile (its prefill if it has none)."""
-        model, sequences = inputs.model, inputs.replay.trace.num_sequences
-        profile = RoutingTrace.load(self.profile)
-        if profile.num_experts_inferred and profile.num_experts <= model.num_experts:
-            profile = profile.with_num_experts(model.num_experts)
-        profile.check_model(model)
-        if profile.num_layers != len(model.moe_layers):
+    def _from_elsewhere(self, inputs: PlanInputs) -> Basis:
+        """One placement for all sequences, from another trace or from counts alone."""
+        profile = load_use(self.profile)
+        if isinstance(profile, FrequencyProfile):
+            self._check_layers(profile.num_layers, inputs)
+            return self._from_counts(inputs, profile)
+        if profile.num_experts_inferred and profile.num_experts <= inputs.model.num_experts:
+            profile = profile.with_num_experts(inputs.model.num_experts)
+        profile.check_model(inputs.model)
+        self._check_layers(profile.num_layers, inputs)
+        return self._from_another_trace(inputs, profile)
+
+    def _check_layers(self, found: int, inputs: PlanInputs) -> None:
+        if found != len(inputs.model.moe_layers):
             raise PolicyError(
-                f"policy static: profile {self.profile} has {profile.num_layers} layers, {model.name} has"
-                f" {len(model.moe_layers)} MoE layers; allowed: as many"
+                f"policy static: profile {self.profile} has {found} layers, {inputs.model.name} has"
+                f" {len(inputs.model.moe_layers)} MoE layers; allowed: as many"
             )
+
+    def _from_another_trace(self, inputs: PlanInputs, profile: RoutingTrace) -> Basis:
+        """One placement for all sequences, from the decode steps of the profile (its prefill if it has none)."""
         phase: placement.Phase = "decode" if profile.has_decode else "prefill"
         own = placement.importance(profile, alpha=self.alpha, norm=self.norm, phase=phase)
         pooled = own.values.mean(axis=0, keepdims=True)
         use = statistics.selection_counts(profile, phase).sum(axis=0, keepdims=True, dtype=np.float64)
+        sequences = inputs.replay.trace.num_sequences
         return Basis(own._replace(values=np.repeat(pooled, sequences, axis=0)), use)
 
+    def _from_counts(self, inputs: PlanInputs, profile: FrequencyProfile) -> Basis:
+        """One placement for all sequences, from how often experts were used, or from their order alone."""
+        profile.check_model(inputs.model)
+        by_order = profile.scale == "ranks"
+        if by_order and self.objective != "plain":
+            raise PolicyError(
+                f"policy static: option objective: found {self.objective}, allowed plain: profile {self.profile}"
+                f" says in which order experts are used, not how often"
+            )
+        notes = [f"placed by a frequency profile of {profile.metadata['model']}, {_WHAT_COUNTS[profile.scale]}"]
+        if self.alpha < 1.0:
+            notes.append(f"the profile has no routing weights: alpha forced from {self.alpha:g} to 1 (counts alone)")
+        use = profile.shares() if profile.scale == "shares" else profile.counts
+        # An order has no sum or span to normalise by; either would keep it.
+        values = use if by_order else placement.importance_of(use, None, alpha=1.0, norm=self.norm)
+        values = np.repeat(values[None], inputs.replay.trace.num_sequences, axis=0)
+        return Basis(placement.Importance(values, 1.0, tuple(notes)), use[None])
+
+
+#: What the numbers of a frequency profile are, for the notes of a plan.
+_WHAT_COUNTS = {
+    "counts": "which says how often experts were used and knows no sequences",
+    "shares": "which says the shares of experts in each layer and knows no sequences",
+    "ranks": "which says in which order experts are used, not how often",
+}
 
 #: Options that switch one idea of the context-aware system off.
 ABLATIONS: dict[str, str] = {

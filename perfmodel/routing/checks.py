@@ -1,8 +1,10 @@
 """The rules that the parts of a routing trace obey: each check returns a clean copy or raises."""
 
 import json
+import math
 import operator
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from perfmodel.routing.npz import one_line, shown
 
 SOURCES = ("recorded", "synthetic", "from-counts")
 FORMAT = "perfmodel-routing-trace/1"
+MAX_METADATA = 2**21  # letters of its JSON text, each of which costs tens of bytes once it is read
+_PART = 2**20  # picks that are checked together
 MAX_EXPERTS = 65535  # the largest uint16 means "unassigned"
 
 
@@ -58,11 +62,69 @@ def as_int64(name: str, value: ArrayLike, length: int | None) -> NDArray[np.int6
     return np.array(array, dtype=np.int64)
 
 
+def as_texts(name: str, array: NDArray[Any], ndim: int) -> Any:
+    """The texts of a stored array: one text where ``ndim`` is 0, else lists of them."""
+    if array.ndim != ndim or array.dtype.kind != "U":
+        expected = "a list of texts" if ndim else "one JSON text" if name == "metadata" else "one text"
+        raise TraceError(f"{name} has dtype {array.dtype} and shape {array.shape}, expected {expected}")
+    native = array.astype(array.dtype.newbyteorder("=")).reshape(-1)
+    if native.view(np.uint32).max(initial=0) > sys.maxunicode:
+        raise TraceError(f"{name} holds bytes that are no text")
+    return native.reshape(array.shape).tolist()
+
+
+def stored_metadata(array: NDArray[Any]) -> Any:
+    """What the metadata of a file says, which is one JSON text."""
+    if array.dtype.kind == "U" and array.dtype.itemsize > 4 * (MAX_METADATA + 100):
+        raise TraceError(f"metadata has {array.dtype.itemsize // 4:,} letters, at most {MAX_METADATA:,}")
+    try:
+        return json.loads(
+            as_texts("metadata", array, 0), parse_constant=_refuse_constant, object_pairs_hook=_each_key_once
+        )
+    except TraceError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"metadata is no JSON text ({one_line(error)})") from error
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise TraceError(f"metadata holds the key {shown(max(names, key=names.count))} twice")
+    return table
+
+
+def _refuse_constant(name: str) -> None:
+    raise TraceError(f"metadata holds {name}, which is not JSON")
+
+
 def checked_ids(
-    ids: NDArray[np.integer[Any]], num_experts: int, layer_index: NDArray[np.int64]
+    ids: NDArray[np.integer[Any]], num_experts: int, layer_index: NDArray[np.int64], first_token: int = 0
 ) -> NDArray[np.unsignedinteger[Any]]:
-    """Picks as uint8 or uint16, each an expert or the dtype's maximum for none, no expert twice in a token."""
-    dtype: np.dtype[np.unsignedinteger[Any]] = np.dtype(np.uint8 if num_experts <= 255 else np.uint16)
+    """Picks as uint8 or uint16, each an expert or the dtype's maximum for none, no expert twice in a token.
+
+    ``first_token`` is the number of the first row, where the rows are a part of a trace.
+    """
+    kept: NDArray[np.unsignedinteger[Any]] = np.empty(ids.shape, np.uint8 if num_experts <= 255 else np.uint16)
+    for rows in _parts(ids.shape):
+        _check_ids(ids[rows], kept[rows], num_experts, layer_index, first_token + rows.start)
+    return kept
+
+
+def _parts(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Rows that are looked at together: few enough to need little memory, and to refuse the first wrong one soon."""
+    step = max(1, _PART // max(1, math.prod(shape[1:])))
+    return (slice(start, start + step) for start in range(0, shape[0], step))
+
+
+def _check_ids(
+    ids: NDArray[np.integer[Any]],
+    kept: NDArray[np.unsignedinteger[Any]],
+    num_experts: int,
+    layer_index: NDArray[np.int64],
+    first_token: int,
+) -> None:
     mark = np.iinfo(ids.dtype).max if ids.dtype.kind == "u" else -1
     unassigned = ids == mark
     if ids.dtype == np.uint8 and num_experts > 255 and unassigned.any():
@@ -74,7 +136,7 @@ def checked_ids(
     if outside.any():
         token, layer, slot = np.argwhere(outside)[0]
         raise TraceError(
-            f"topk_ids: token {token}, layer {layer_index[layer]}, pick {slot} is "
+            f"topk_ids: token {first_token + token}, layer {layer_index[layer]}, pick {slot} is "
             f"expert {ids[token, layer, slot]}, allowed are 0..{num_experts - 1} and {mark} for unassigned"
         )
     ordered = np.sort(ids, axis=-1)
@@ -82,14 +144,17 @@ def checked_ids(
     if twice.any():
         token, layer, slot = np.argwhere(twice)[0]
         expert = ordered[token, layer, slot]
-        raise TraceError(f"topk_ids: token {token}, layer {layer_index[layer]} picks expert {expert} twice")
-    kept = np.array(ids, dtype=dtype, order="C")
-    if ids.dtype != dtype:
+        raise TraceError(
+            f"topk_ids: token {first_token + token}, layer {layer_index[layer]} picks expert {expert} twice"
+        )
+    kept[:] = ids
+    if ids.dtype != kept.dtype:
         kept[unassigned] = np.iinfo(kept.dtype).max
-    return kept
 
 
-def checked_weights(value: ArrayLike, ids: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.float32]:
+def checked_weights(
+    value: ArrayLike, ids: NDArray[np.unsignedinteger[Any]], first_token: int = 0
+) -> NDArray[np.float32]:
     """Gate weights as float32, finite and not negative, zero where a pick is unassigned."""
     try:
         array = np.asarray(value)
@@ -99,17 +164,19 @@ def checked_weights(value: ArrayLike, ids: NDArray[np.unsignedinteger[Any]]) -> 
         raise TraceError(f"topk_weights has dtype {array.dtype}, expected floating point numbers")
     if array.shape != ids.shape:
         raise TraceError(f"topk_weights has shape {array.shape}, topk_ids has {ids.shape}")
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        weights = np.array(array, dtype=np.float32, order="C")
-    # A NaN fails both comparisons; the signs of infinities show in one of them.
-    if not (weights.min() >= 0 and weights.max() < np.inf):
-        bad = ~((weights >= 0) & (weights < np.inf))
-        token, layer, slot = np.argwhere(bad)[0]
-        raise TraceError(
-            f"topk_weights: token {token}, layer row {layer}, pick {slot} is {array[token, layer, slot]}, "
-            f"expected a finite number >= 0"
-        )
-    weights[ids == np.iinfo(ids.dtype).max] = 0
+    weights = np.empty(array.shape, np.float32)
+    for rows in _parts(array.shape):
+        part, kept = weights[rows], ids[rows]
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            part[:] = array[rows]
+        # A NaN fails both comparisons; the signs of infinities show in one of them.
+        if not (part.min() >= 0 and part.max() < np.inf):
+            token, layer, slot = np.argwhere(~((part >= 0) & (part < np.inf)))[0]
+            raise TraceError(
+                f"topk_weights: token {first_token + rows.start + token}, layer row {layer}, pick {slot} is "
+                f"{array[rows][token, layer, slot]}, expected a finite number >= 0"
+            )
+        part[kept == np.iinfo(kept.dtype).max] = 0
     return weights
 
 
@@ -138,7 +205,12 @@ def checked_metadata(value: object) -> dict[str, Any]:
         raise TraceError(f"metadata is {shown(value)}, expected a table with text keys")
     try:
         # Through JSON, so that the trace has its own copy and can always be saved.
-        metadata: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
+        text = json.dumps(dict(value), allow_nan=False)
+        if len(text) > MAX_METADATA:
+            raise TraceError(f"metadata has {len(text):,} letters as JSON, at most {MAX_METADATA:,}")
+        metadata: dict[str, Any] = json.loads(text)
+    except TraceError:
+        raise
     except (ValueError, TypeError, RecursionError) as error:
         raise TraceError(f"metadata must be plain JSON values ({one_line(error)})") from error
     found = metadata.pop("format", FORMAT)

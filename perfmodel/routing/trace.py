@@ -4,7 +4,6 @@ import difflib
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -21,12 +20,15 @@ from perfmodel.routing.checks import (
     as_count,
     as_int64,
     as_integers,
+    as_texts,
     checked_ids,
     checked_labels,
     checked_metadata,
     checked_sequences,
     checked_weights,
+    stored_metadata,
 )
+from perfmodel.routing.from_formats import TraceFormats
 from perfmodel.routing.npz import one_line, shown
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ UNNAMED = "an unknown model"
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
-class RoutingTrace:
+class RoutingTrace(TraceFormats):
     """Expert picks of S sequences, T tokens in all, in L MoE layers with k picks each; checked when made.
 
     A sequence's first ``prompt_len`` rows are its prefill, the others its decode steps. Arrays are read-only.
@@ -312,17 +314,7 @@ class RoutingTrace:
         """
         from perfmodel.routing.importers import load_any  # imported here, because importers make traces
 
-        if isinstance(path, str) and not path.endswith(".npz") and not {"/", os.sep} & set(path):
-            names = bundled_traces()
-            if path not in names:
-                near = difflib.get_close_matches(path, names, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise TraceError(
-                    f"no bundled trace is called {shown(path)}{hint} "
-                    f"(bundled: {', '.join(names) or 'none'}; a file's name ends in .npz)"
-                )
-            path = data_folder("traces") / f"{path}.npz"
-        return load_any(path)
+        return load_any(trace_path(path))
 
     def save(self, path: str | Path) -> None:
         """Write the canonical ``.npz`` layout, first under a temporary name; ``path`` ends in ``.npz``."""
@@ -360,6 +352,21 @@ class RoutingTrace:
         return state.hexdigest()
 
 
+def trace_path(path: str | Path) -> str | Path:
+    """The file of a trace: ``path`` itself, or that of the bundled trace it names; see :meth:`RoutingTrace.load`."""
+    if not isinstance(path, str) or path.endswith(".npz") or {"/", os.sep} & set(path):
+        return path
+    names = bundled_traces()
+    if path not in names:
+        near = difflib.get_close_matches(path, names, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise TraceError(
+            f"no bundled trace is called {shown(path)}{hint} "
+            f"(bundled: {', '.join(names) or 'none'}; a file's name ends in .npz)"
+        )
+    return data_folder("traces") / f"{path}.npz"
+
+
 def bundled_traces() -> tuple[str, ...]:
     """Names of the traces that come with the package."""
     files = sorted(data_folder("traces").glob("*.npz"))
@@ -368,15 +375,11 @@ def bundled_traces() -> tuple[str, ...]:
 
 def trace_from_arrays(arrays: Mapping[str, NDArray[Any]]) -> RoutingTrace:
     """A trace from the arrays of a canonical file; its metadata is one JSON text."""
-    text = _texts("metadata", arrays["metadata"], 0)
-    try:
-        metadata = json.loads(text, parse_constant=_refuse_constant)
-    except TraceError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"metadata is no JSON text ({one_line(error)})") from error
     labels = arrays.get("labels", arrays.get("domain"))
-    names = None if labels is None else tuple(_texts("labels", labels, 1))
+    sequences = arrays["prompt_len"].size
+    if labels is not None and labels.size > sequences:  # before a text is made of each
+        raise TraceError(f"labels has {labels.size} entries, expected one for each of {sequences} sequences")
+    names = None if labels is None else tuple(as_texts("labels", labels, 1))
     num_experts = arrays["num_experts"]
     if num_experts.shape != ():
         raise TraceError(f"num_experts has shape {num_experts.shape}, expected a single number")
@@ -387,23 +390,9 @@ def trace_from_arrays(arrays: Mapping[str, NDArray[Any]]) -> RoutingTrace:
         prompt_len=arrays["prompt_len"],
         layer_index=arrays["layer_index"],
         num_experts=num_experts[()],  # type: ignore[arg-type]  # the constructor refuses all but integers
-        metadata=metadata,
+        metadata=stored_metadata(arrays["metadata"]),
         labels=names,
     )
-
-
-def _texts(name: str, array: NDArray[Any], ndim: int) -> Any:
-    if array.ndim != ndim or array.dtype.kind != "U":
-        expected = "one JSON text" if ndim == 0 else "a list of texts"
-        raise TraceError(f"{name} has dtype {array.dtype} and shape {array.shape}, expected {expected}")
-    native = array.astype(array.dtype.newbyteorder("=")).reshape(-1)
-    if native.view(np.uint32).max(initial=0) > sys.maxunicode:
-        raise TraceError(f"{name} holds bytes that are no text")
-    return native.reshape(array.shape).tolist()
-
-
-def _refuse_constant(name: str) -> None:
-    raise TraceError(f"metadata holds {name}, which is not JSON")
 
 
 def _smallest_floats(weights: NDArray[np.float32]) -> NDArray[np.floating[Any]]:

@@ -14,7 +14,7 @@ import numpy as np
 from perfmodel import __version__
 from perfmodel.bitwidth import BUNDLED_LOSSES, LossTable
 from perfmodel.policies import Static
-from perfmodel.routing import RoutingTrace
+from perfmodel.routing.profile import load_use
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.axis import FILES
 from perfmodel.scenario.inputs import content_hash
@@ -127,10 +127,10 @@ def _fingerprint(scenario: Scenario, name: str, values: Any) -> Any:
 
 
 def _profiles(scenario: Scenario, design: Design) -> dict[str, str]:
-    """Contents of the traces that policies place experts by, by name."""
+    """Contents of the traces and frequency profiles that policies place experts by, by name."""
     names = {policy.profile for policy in scenario.policies if isinstance(policy, Static)}
     names |= set(design.axes["policy.profile"].tolist()) if "policy.profile" in design.axes else set()
-    return {name: RoutingTrace.load(name).content_hash() for name in sorted(names - {"others"})}
+    return {name: load_use(name).content_hash() for name in sorted(names - {"others"})}
 
 
 def command_line(request: Mapping[str, Any]) -> str:

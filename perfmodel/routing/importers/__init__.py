@@ -3,11 +3,13 @@
 from pathlib import Path
 
 from perfmodel.errors import TraceError
+from perfmodel.routing.importers.registry import find_format, formats, import_files, recognise
 from perfmodel.routing.importers.row_phase import ROW_PHASE_KEYS, from_row_phase
 from perfmodel.routing.npz import npz_keys, one_line, read_npz
+from perfmodel.routing.profile import PROFILE_KEYS
 from perfmodel.routing.trace import CANONICAL_KEYS, OPTIONAL_KEYS, RoutingTrace, trace_from_arrays
 
-__all__ = ["from_row_phase", "load_any"]
+__all__ = ["find_format", "formats", "from_row_phase", "import_files", "load_any", "recognise"]
 
 
 def load_any(path: str | Path) -> RoutingTrace:
@@ -25,6 +27,11 @@ def load_any(path: str | Path) -> RoutingTrace:
             raise TraceError(f"{one_line(path)}: {error}") from error
     if keys >= ROW_PHASE_KEYS:
         return from_row_phase(path)
+    if keys >= PROFILE_KEYS:
+        raise TraceError(
+            f"{one_line(path)}: is a frequency profile, which says how often experts were used and has no tokens to "
+            f"replay; --policy static:profile=FILE and trace synth --profile FILE take it"
+        )
     layouts = {"canonical": CANONICAL_KEYS, "row-phase": ROW_PHASE_KEYS}
     if "losses" in keys:
         needed = " or ".join(f"{', '.join(sorted(own))} ({name})" for name, own in layouts.items())

@@ -5,6 +5,7 @@ Arrays: ``topk_ids`` [T, L, k], ``seq_id`` [T], ``phase`` [T] (0 prompt, 1 answe
 stored.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from numpy.typing import NDArray
 
 from perfmodel.errors import TraceError
 from perfmodel.routing.checks import as_integers
+from perfmodel.routing.importers.base import Format, Imported, ImportOptions
+from perfmodel.routing.importers.canonical import only
+from perfmodel.routing.importers.probe import Probe
 from perfmodel.routing.npz import npz_keys, one_line, read_npz
 from perfmodel.routing.trace import UNNAMED, RoutingTrace
 
@@ -102,3 +106,24 @@ def _fewest_experts(ids: NDArray[Any]) -> int:
     assigned = ids[ids != np.iinfo(ids.dtype).max] if ids.dtype.kind == "u" else ids
     largest = int(assigned.max()) if assigned.size else -1
     return max(largest + 1, int(ids.shape[2]))
+
+
+def recognise(probe: Probe) -> str | None:
+    """Every array that the layout needs is there."""
+    return "holds topk_ids, seq_id, phase and layer_index" if set(probe.shapes) >= ROW_PHASE_KEYS else None
+
+
+def read(files: Sequence[Path], options: ImportOptions) -> Imported:
+    """One file."""
+    trace = from_row_phase(only(files), num_experts=options.num_experts, model=options.model)
+    return Imported(trace.with_metadata(import_format=FORMAT.name))
+
+
+FORMAT = Format(
+    name="row-phase",
+    summary=".npz with one row a token, and sequence number and phase (0 prompt, 1 answer, 2 unknown) beside it",
+    gives="trace",
+    takes=frozenset({"num_experts"}),
+    recognise=recognise,
+    read=read,
+)

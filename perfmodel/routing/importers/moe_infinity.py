@@ -1,0 +1,111 @@
+"""Collections of MoE-Infinity: a matrix of counts [layers, experts] for each sequence, [sequences, layers, experts].
+
+A ``.npy`` file, or one with an array of the name ``trace_collection``. The collection has a fixed capacity, and the
+places that no sequence has taken yet hold zeros. Prefill and decode steps of a sequence are in one matrix, so that
+neither phases nor tokens can be had back.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from perfmodel.errors import TraceError
+from perfmodel.routing.defects import Finding
+from perfmodel.routing.importers.base import Format, Imported, ImportOptions
+from perfmodel.routing.importers.canonical import only
+from perfmodel.routing.importers.counts import check_size, profile_of
+from perfmodel.routing.importers.probe import Probe
+from perfmodel.routing.npz import one_line
+
+NAME = "moe-infinity"
+_ARRAYS = ("trace_collection", "")
+_LARGEST = 2**28
+"""Largest collection [byte]: that of a thousand sequences of the largest models."""
+
+
+def _array(probe: Probe) -> str | None:
+    return next((name for name in _ARRAYS if name in probe.shapes), None)
+
+
+def recognise(probe: Probe) -> str | None:
+    """Whole numbers >= 0 whose sums in a sequence are the same for all layers, but for those of an encoder."""
+    name = _array(probe)
+    if name is None:
+        return None
+    shape, dtype = probe.shapes[name]
+    if len(shape) != 3 or dtype.kind not in "iuf" or 0 in shape or np.prod(shape, dtype=object) * 8 > _LARGEST:
+        return None
+    numbers = probe.array(name)
+    if not (np.isfinite(numbers).all() and (numbers >= 0).all() and (numbers == np.floor(numbers)).all()):
+        return None
+    sums = np.sort(numbers.sum(axis=2, dtype=np.float64), axis=1)
+    kinds = ((sums[:, 1:] != sums[:, :-1]) & (sums[:, :-1] > 0)).sum(axis=1) + (sums[:, -1] > 0)
+    if kinds.max() not in (1, 2):
+        return None
+    return f"counts of {shape[0]} sequences in {shape[1]} layers x {shape[2]} experts, as many picks in every layer"
+
+
+def read(files: Sequence[Path], options: ImportOptions) -> Imported:
+    """One file; the matrices of all sequences are added."""
+    path = only(files)
+    probe = Probe.of(path)
+    name = _array(probe)
+    if name is None:
+        held = one_line(", ".join(probe.shapes)) or f"no array ({probe.kind} file)"
+        raise TraceError(f"{one_line(path)}: expected counts [sequences, layers, experts], holds {held}")
+    shape, dtype = probe.shapes[name]
+    try:
+        _check(shape, dtype)
+    except TraceError as error:
+        raise TraceError(f"{one_line(path)}: {error}") from None
+    return from_matrices(probe.array(name), options, files)
+
+
+def from_matrices(matrices: ArrayLike, options: ImportOptions, files: Sequence[Path] = ()) -> Imported:
+    """A profile from counts [sequences, layers, experts]; ``files`` says where they are from."""
+    where = one_line(files[0]) if files else NAME
+    try:
+        numbers = np.asarray(matrices)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise TraceError(f"{where}: counts are no array ({one_line(error)})") from error
+    try:
+        _check(numbers.shape, numbers.dtype)
+    except TraceError as error:
+        raise TraceError(f"{where}: {error}") from None
+    wrong = ~((numbers >= 0) & (numbers < np.inf))
+    if wrong.any():
+        s, layer, expert = np.argwhere(wrong)[0]
+        found = f"sequence {s}, layer row {layer}, expert {expert} is {numbers[s, layer, expert]}"
+        raise TraceError(f"{where}: {found}, expected a finite number >= 0")
+    taken = np.asarray((numbers != 0).any(axis=(1, 2)))
+    imported = profile_of(NAME, files, options, numbers.sum(axis=0, dtype=np.float64), num_sequences=int(taken.sum()))
+    return Imported(imported.result, (*imported.findings, *_unused(taken)))
+
+
+def _check(shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    if len(shape) != 3 or dtype.kind not in "iuf" or 0 in shape:
+        raise TraceError(f"counts have dtype {dtype} and shape {shape}, expected numbers [sequences, layers, experts]")
+    check_size(shape)
+    size = int(np.prod(shape, dtype=object)) * 8
+    if size > _LARGEST:
+        raise TraceError(f"counts of shape {shape} need {size:,} bytes; allowed: at most {_LARGEST:,}")
+
+
+def _unused(taken: NDArray[np.bool_]) -> tuple[Finding, ...]:
+    if taken.all():
+        return ()
+    found = f"{int((~taken).sum())} of {len(taken)} matrices hold only zeros: places that no sequence had taken"
+    return (Finding("padding", found, "left out, for they hold no routing", True),)
+
+
+FORMAT = Format(
+    name=NAME,
+    summary="MoE-Infinity expert activation matrices [sequences, layers, experts], .npy",
+    gives="profile",
+    takes=frozenset({"num_experts", "top_k", "layers"}),
+    recognise=recognise,
+    read=read,
+)

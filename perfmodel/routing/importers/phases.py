@@ -1,0 +1,72 @@
+"""Sequences and phases of logs that only show forward calls: how many tokens each had."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.errors import TraceError
+from perfmodel.routing.importers.base import ImportOptions, prompt_lengths, sequence_lengths
+
+
+def phases_of_calls(
+    tokens: NDArray[np.int64],
+    requests: NDArray[np.int64],
+    options: ImportOptions,
+    where: str,
+    *,
+    decode_only: bool = False,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Lengths and prompt lengths of the sequences that the tokens of a log make up.
+
+    Parameters
+    ----------
+    tokens : [T], counter of each token; it grows within a forward call
+    requests : [T], number of each token's request in the order of the log; may stand for a forward call instead
+    options : what the user said; it comes before everything below
+    where : name of the file, for messages
+    decode_only : the log holds generated tokens only, so every request is a sequence without prefill
+
+    A call ends where the request changes or the counter does not grow. Calls show the phases of requests that are
+    served one by one: a call of several tokens is a prompt, and the calls of one token after it are decode steps.
+    Several calls of several tokens at the start of a log are kept apart, for a server's trial runs look like that.
+    Anything else, such as a batch of requests or a counter that runs on and on, leaves the phases open: TraceError,
+    which names the options that say them.
+    """
+    starts = np.flatnonzero(np.append(True, (requests[1:] != requests[:-1]) | (tokens[1:] <= tokens[:-1])))
+    sizes = np.diff(np.append(starts, len(tokens)))
+    if options.sequence_len is not None:
+        lengths = sequence_lengths(options, len(tokens), where)
+        return lengths, prompt_lengths(options, lengths, where)
+    called = requests[starts]
+    many = len(np.unique(called)) > 1
+    if decode_only or (sizes > 1).all() or (many and len(np.unique(called)) < len(called)):
+        lengths = _whole_requests(requests, where)
+        first = np.append(True, called[1:] != called[:-1])
+        if decode_only and options.prompt_len is None:
+            return lengths, np.zeros(len(lengths), np.int64)
+        if options.prompt_len is not None or (sizes > 1).all():
+            return lengths, prompt_lengths(options, lengths, where)
+        if (sizes[~first] > 1).any():
+            raise _open(where, "a request has a second forward call of several tokens")
+        return lengths, sizes[first]
+    if sizes[0] == 1:
+        raise _open(where, "starts with a forward call of one token")
+    first = sizes > 1
+    began = int(np.argmin(first))  # calls of several tokens before the first decode step
+    if (first[began:-1] & first[began + 1 :]).any():
+        raise _open(where, "forward calls of several tokens follow each other")
+    lengths = np.add.reduceat(sizes, np.flatnonzero(first))
+    if options.prompt_len is not None:
+        return lengths, prompt_lengths(options, lengths, where)
+    return lengths, sizes[first]
+
+
+def _open(where: str, what: str) -> TraceError:
+    return TraceError(f"{where}: {what}, so it does not show the phases; --sequence-len and --prompt-len say them")
+
+
+def _whole_requests(requests: NDArray[np.int64], where: str) -> NDArray[np.int64]:
+    """Tokens of each request; TraceError where one goes on after another began."""
+    starts = np.flatnonzero(np.append(True, requests[1:] != requests[:-1]))
+    if len(np.unique(requests[starts])) != len(starts):
+        raise TraceError(f"{where}: the lines of several requests take turns; expected one request after another")
+    return np.diff(np.append(starts, len(requests)))

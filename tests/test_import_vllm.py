@@ -1,0 +1,319 @@
+"""What vLLM returns and logs: arrays of picks with prompt lengths, and JSON lines."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from perfmodel.errors import TraceError
+from perfmodel.routing import RoutingTrace
+from perfmodel.routing.importers import import_files, recognise
+from perfmodel.routing.importers.base import ImportOptions
+from perfmodel.routing.importers.phases import phases_of_calls
+
+EXPERTS, TOP_K = 6, 2
+
+
+def picks(tokens: int, layers: int = 3, seed: int = 0, dense: tuple[int, ...] = ()) -> NDArray[np.int32]:
+    """Picks as vLLM returns them: zeros in dense layers. The last expert is never expert 0 alone."""
+    rng = np.random.default_rng(seed)
+    ids = np.argsort(rng.random((tokens, layers, EXPERTS)), axis=2)[:, :, :TOP_K].astype(np.int32)
+    ids[:, list(dense)] = 0
+    return ids
+
+
+# ---- arrays ----
+
+
+def test_an_array_is_cut_at_the_prompt_and_loses_its_dense_layers(tmp_path: Path) -> None:
+    ids = picks(7, layers=6, dense=(0,))
+    np.save(tmp_path / "request.npy", ids)
+    found = import_files(
+        "auto", [tmp_path / "request.npy"], ImportOptions(prompt_len=(5,), num_experts=EXPERTS, model="toy")
+    )
+    trace = found.result
+    assert isinstance(trace, RoutingTrace)
+    np.testing.assert_array_equal(trace.topk_ids, ids[:, 1:])
+    np.testing.assert_array_equal(trace.layer_index, [1, 2, 3, 4, 5])
+    assert trace.prompt_len.tolist() == [5]
+    assert trace.topk_weights is None
+    assert trace.metadata["model"] == "toy"
+    assert trace.metadata["import_format"] == "vllm"
+    assert trace.metadata["id_space"] == "logical"
+    assert "request.npy" in trace.metadata["how"]
+    assert not trace.num_experts_inferred
+    (padding,) = [one for one in found.findings if one.defect == "padding"]
+    assert padding.mended
+    assert padding.found.endswith(": 0")
+
+
+@pytest.mark.parametrize("kind", ["files", "npz", "json", "memory"])
+def test_several_requests_in_every_container(tmp_path: Path, kind: str) -> None:
+    parts, prompts = [picks(5, seed=1), picks(4, seed=2)], [3, 4]
+    if kind == "memory":
+        trace = RoutingTrace.from_vllm(parts, prompt_len=prompts, num_experts=EXPERTS)
+    elif kind == "files":
+        files = [tmp_path / f"{s}.npy" for s in range(2)]
+        for file, ids in zip(files, parts, strict=True):
+            np.save(file, ids)
+        trace = RoutingTrace.from_vllm(files, prompt_len=prompts, num_experts=EXPERTS)
+    elif kind == "npz":
+        np.savez(tmp_path / "all.npz", r0=parts[0], r1=parts[1], prompt_len=prompts)
+        trace = RoutingTrace.from_vllm(tmp_path / "all.npz", num_experts=EXPERTS)
+    else:
+        document = [
+            {"routed_experts": parts[0].tolist(), "prompt_token_ids": [7, 8, 9]},
+            {"routed_experts": parts[1].tolist(), "prompt_len": 4},
+        ]
+        (tmp_path / "all.json").write_text(json.dumps(document))
+        assert list(recognise(tmp_path / "all.json")) == ["vllm"]
+        trace = RoutingTrace.from_vllm(tmp_path / "all.json", num_experts=EXPERTS)
+    np.testing.assert_array_equal(trace.topk_ids, np.concatenate(parts))
+    assert trace.prompt_len.tolist() == prompts
+    assert trace.sequence_offsets.tolist() == [0, 5, 9]
+
+
+def test_rows_that_were_never_written(tmp_path: Path) -> None:
+    ids = picks(8)
+    ids[6:] = 0  # slots behind the last token
+    ids[2] = 0  # a token whose picks were lost
+    np.save(tmp_path / "r.npy", ids)
+    found = import_files("vllm", [tmp_path / "r.npy"], ImportOptions(prompt_len=(4,), num_experts=EXPERTS))
+    trace = found.result
+    assert isinstance(trace, RoutingTrace)
+    assert trace.num_tokens == 6
+    assert (trace.topk_ids[2] == trace.unassigned).all()
+    kept = [0, 1, 3, 4, 5]
+    np.testing.assert_array_equal(trace.topk_ids[kept], ids[kept])
+    texts = [one.found for one in found.findings if one.mended]
+    assert any(text.startswith("2 rows at the end") for text in texts)
+    assert any(text.startswith("3 tokens of a layer without a pick") for text in texts)
+
+
+def test_one_pick_a_token_keeps_expert_zero() -> None:
+    ids = np.array([[0, 1, 0], [0, 0, 0], [0, 2, 0]], np.int16)[:, :, None]
+    trace = RoutingTrace.from_vllm(ids, prompt_len=1)
+    np.testing.assert_array_equal(trace.topk_ids[:, :, 0], [[1], [0], [2]])
+    assert trace.layer_index.tolist() == [1]
+    assert trace.num_experts_inferred
+
+
+def test_one_long_array_of_several_sequences_and_other_layer_numbers(tmp_path: Path) -> None:
+    np.save(tmp_path / "r.npy", picks(9))
+    trace = RoutingTrace.from_vllm(
+        tmp_path / "r.npy", prompt_len=[1, 2], sequence_len=[4, 5], layers=[3, 5, 7], num_experts=EXPERTS
+    )
+    assert trace.sequence_offsets.tolist() == [0, 4, 9]
+    assert trace.prompt_len.tolist() == [1, 2]
+    assert trace.layer_index.tolist() == [3, 5, 7]
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "message"),
+    [
+        (picks(4), {}, r"r\.npy: does not say which rows are prefill; --prompt-len"),
+        (picks(4), {"prompt_len": 5}, "--prompt-len is 5 for sequence 0, which has 4 rows"),
+        (picks(4), {"prompt_len": [1, 2]}, "--prompt-len has 2 numbers"),
+        (picks(4), {"prompt_len": 1, "num_experts": 3}, r"allowed are 0\.\.2"),
+        (picks(4), {"prompt_len": 1, "layers": [1, 2]}, "--layers names 2 layers; allowed: 3"),
+        (picks(4), {"prompt_len": 1, "sequence_len": 3}, "--sequence-len adds up to 3 rows, the file has 4"),
+        (picks(4), {"prompt_len": 1, "top_k": 2}, "--top-k: has no meaning for the format vllm"),
+        (picks(4), {"prompt_len": -1}, "--prompt-len is -1"),
+        (picks(4), {"prompt_len": 1, "layer": 3}, "no import option is called 'layer'"),
+        (picks(4)[0], {"prompt_len": 1}, r"has shape \(3, 2\), expected 3 axes"),
+        (picks(4).astype(np.float32), {"prompt_len": 1}, "has dtype float32"),
+        (np.zeros((4, 3, 2), np.int32), {"prompt_len": 1}, "every layer holds the filler"),
+        (picks(4)[:0], {"prompt_len": 0}, "holds no picks"),
+        (np.full((4, 3, 2), 5), {"prompt_len": 1}, "picks expert 5 twice"),
+        (picks(4).astype(np.int64) + 2**40, {"prompt_len": 1}, "num_experts is "),
+        (np.array([{}], object), {"prompt_len": 1}, "pickled Python objects"),
+    ],
+)
+def test_broken_arrays_are_refused(tmp_path: Path, ids: Any, options: dict[str, Any], message: str) -> None:
+    np.save(tmp_path / "r.npy", ids, allow_pickle=True)
+    with pytest.raises(TraceError, match=message) as caught:
+        RoutingTrace.from_vllm(tmp_path / "r.npy", **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ([], "holds no requests"),
+        ([{"routed_experts": None}], "request 0 is .* expected an object with routed_experts"),
+        ([{"routed_experts": [[1], [1, 2]]}], "routed_experts is no array"),
+        ([{"routed_experts": [[[0, 10**17]]], "prompt_len": 1}], "num_experts is "),
+        ([{"routed_experts": [[[0, 1]]], "prompt_len": 1.5}], "prompt_len is 1.5"),
+        ([{"routed_experts": [[[0, 1]]], "prompt_token_ids": 3}], "prompt_token_ids is 3, expected a list"),
+        ([{"routed_experts": [[[0, 1]]], "prompt_len": 2}], "prompt_len of sequence 0 is 2, allowed are 0..1"),
+    ],
+)
+def test_broken_requests_are_refused(tmp_path: Path, document: Any, message: str) -> None:
+    (tmp_path / "r.json").write_text(json.dumps(document))
+    with pytest.raises(TraceError, match=message) as caught:
+        RoutingTrace.from_vllm(tmp_path / "r.json")
+    assert "r.json" in str(caught.value)
+
+
+# ---- JSON lines ----
+
+
+def route(token: int, ids: Any, layer: int = 1, request: str = "r0", weights: Any = (0.6, 0.4)) -> dict[str, Any]:
+    line = {"type": "route", "req_id": request, "token_idx": token, "layer": layer, "topk_ids": ids}
+    return line if weights is None else {**line, "topk_weights": list(weights)}
+
+
+def write(folder: Path, lines: list[Any], meta: dict[str, Any] | None = None) -> Path:
+    first = {"type": "meta", "model_id": "toy-moe", "vllm_version": "0.1", "top_k": 2, "layers_logged": [1]}
+    rows = [first if meta is None else {"type": "meta", **meta}, *lines]
+    file = folder / "routes.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_calls_of_requests_served_one_by_one_show_the_phases(tmp_path: Path) -> None:
+    ids = [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 0], [0, 2]]
+    counters = [0, 1, 2, 0, 0, 0, 1]  # a prompt of three, two steps, a prompt of two
+    lines = [route(t, one, layer=layer) for layer in (1, 4) for t, one in zip(counters, ids, strict=True)]
+    file = write(tmp_path, lines, {"model_id": "toy-moe", "top_k": 2, "num_experts": 8, "vllm_version": "0.1"})
+    assert list(recognise(file)) == ["vllm-jsonl"]
+    trace = RoutingTrace.from_vllm_jsonl(file)
+    assert trace.sequence_offsets.tolist() == [0, 5, 7]
+    assert trace.prompt_len.tolist() == [3, 2]
+    assert trace.layer_index.tolist() == [1, 4]
+    np.testing.assert_array_equal(trace.topk_ids[:, 0], ids)
+    np.testing.assert_array_equal(trace.topk_ids[:, 1], ids)
+    assert trace.topk_weights is not None
+    np.testing.assert_allclose(trace.topk_weights[:, 0], np.tile([0.6, 0.4], (7, 1)), rtol=1e-7, atol=0)
+    assert trace.num_experts == 8
+    assert trace.metadata["model"] == "toy-moe"
+    assert trace.metadata["vllm_version"] == "0.1"
+
+
+def test_requests_named_by_call_or_by_request(tmp_path: Path) -> None:
+    by_call = [route(t, [t % 2, 2], request=f"call_{c}") for t, c in enumerate([1, 1, 1, 2, 3, 4, 4, 5])]
+    trace = RoutingTrace.from_vllm_jsonl(write(tmp_path, by_call))
+    assert trace.sequence_offsets.tolist() == [0, 5, 8]
+    assert trace.prompt_len.tolist() == [3, 2]
+    by_request = [route(t, [0, 1], request=r) for r in "ab" for t in (0, 1, 0, 0)]
+    trace = RoutingTrace.from_vllm_jsonl(write(tmp_path, by_request))
+    assert trace.sequence_offsets.tolist() == [0, 4, 8]
+    assert trace.prompt_len.tolist() == [2, 2]
+
+
+def test_a_counter_that_runs_on_leaves_the_phases_to_the_user(tmp_path: Path) -> None:
+    file = write(tmp_path, [route(t, [0, 1], weights=None) for t in range(6)])
+    with pytest.raises(TraceError, match="--prompt-len"):
+        RoutingTrace.from_vllm_jsonl(file)
+    trace = RoutingTrace.from_vllm_jsonl(file, prompt_len=1, sequence_len=3)
+    assert trace.sequence_offsets.tolist() == [0, 3, 6]
+    assert trace.prompt_len.tolist() == [1, 1]
+    assert trace.topk_weights is None
+
+
+def test_lines_of_several_ranks(tmp_path: Path) -> None:
+    lines = [route(t, [t, t + 1]) for t in range(4) for _ in range(2)]
+    file = write(tmp_path, lines)
+    kept = import_files("vllm-jsonl", [file], ImportOptions(prompt_len=(4,)))
+    assert isinstance(kept.result, RoutingTrace)
+    assert kept.result.num_tokens == 8
+    first = kept.findings[0]
+    assert (first.defect, first.mended) == ("duplicate-tokens", False)
+    assert "4 of 8 tokens" in first.found
+    mended = import_files("vllm-jsonl", [file], ImportOptions(prompt_len=(2,), mend=frozenset({"duplicate-tokens"})))
+    assert isinstance(mended.result, RoutingTrace)
+    assert mended.result.topk_ids[:, 0, 0].tolist() == [0, 1, 2, 3]
+    assert mended.findings[0].mended
+
+
+def test_equal_picks_of_decode_steps_are_no_copies(tmp_path: Path) -> None:
+    file = write(tmp_path, [route(t, [0, 1]) for t in (0, 1, 0, 0, 0)])
+    assert RoutingTrace.from_vllm_jsonl(file).sequence_lengths.tolist() == [5]
+
+
+def test_the_profiler_of_generated_tokens(tmp_path: Path) -> None:
+    rows = [
+        {"dataset": "d", "problem_id": p, "layer": layer, "token_idx": t, "experts": [t, 7], "gating_probs": [0.7, 0.3]}
+        for p in (3, 5)
+        for t in range(2)
+        for layer in (0, 1)
+    ]
+    file = tmp_path / "p.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert list(recognise(file)) == ["vllm-jsonl"]
+    trace = RoutingTrace.from_vllm_jsonl(file)
+    assert trace.sequence_lengths.tolist() == [2, 2]
+    assert trace.prompt_len.tolist() == [0, 0]
+    assert trace.topk_ids[:, 1, 0].tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([route(0, [0, 1]), {"type": "meta"}], "line 3: a meta line below the first"),
+        ([], "holds no lines with picks"),
+        ([route(0, [0, 1, 2])], "line 2: topk_ids has 3 picks, expected 2"),
+        ([route(0, [])], r"line 2: topk_ids is \[\], expected a list"),
+        ([route(0, 3)], "line 2: topk_ids is 3"),
+        ([route(0, [0, 1.0])], r"line 2: a pick of topk_ids is 1\.0"),
+        ([route(0, [0, -2])], "line 2: a pick of topk_ids is -2"),
+        ([route(0, [0, 10**12])], "line 2: a pick of topk_ids is 1000000000000"),
+        ([route(0, [0, True])], "line 2: a pick of topk_ids is True"),
+        ([route(-1, [0, 1])], "line 2: token_idx is -1"),
+        ([route(0, [0, 1], layer=-1)], "line 2: layer is -1"),
+        ([route(0, [0, 1], weights=[0.5])], r"line 2: topk_weights is \[0\.5\], expected 2 numbers"),
+        ([route(0, [0, 1], weights=["a", 1])], "line 2: topk_weights is"),
+        ([route(0, [0, 1]), route(1, [0, 1], weights=None)], "line 3: topk_weights is on some lines only"),
+        ([route(0, [0, 1], weights=None), route(1, [0, 1])], "line 3: topk_weights is on some lines only"),
+        ([route(0, [0, 1]), route(0, [0, 1], layer=2), route(1, [0, 1])], "layer 2 has 1 tokens .* layer 1 has 2"),
+        ([route(0, [0, 1]), route(0, [0, 1], layer=2, request="x")], "token 0 of layer 2 is of another request"),
+        ([{"type": "route", "token_idx": 0, "topk_ids": [0, 1]}], "line 2: lacks 'layer'"),
+        ([route(0, [0, 1], request=[1])], r"line 2: req_id is \[1\]"),  # type: ignore[arg-type]
+        ([route(t, [1, 1]) for t in (0, 1, 0)], "picks expert 1 twice"),
+        ([3], "line 2 is 3, expected an object"),
+        ([route(t, [0, 1]) for t in (0, 0, 1)], "starts with a forward call of one token"),
+        ([route(t, [0, 1]) for t in (0, 1, 0, 0, 1, 0, 1)], "calls of several tokens follow each other"),
+        ([route(t, [0, 1], request=r) for r in "ab" for t in (0, 1, 0, 0, 1)], "a request has a second forward call"),
+        ([route(0, [0, 1], request=r) for r in "abab"], "requests take turns|--prompt-len"),
+    ],
+)
+def test_broken_lines_are_refused(tmp_path: Path, lines: list[Any], message: str) -> None:
+    with pytest.raises(TraceError, match=message) as caught:
+        RoutingTrace.from_vllm_jsonl(write(tmp_path, lines))
+    assert "routes.jsonl" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"type": "meta", "top_k": 2}\n{"a": 1, "a": 2}\n', "line 2: key 'a' occurs twice"),
+        ('{"type": "meta", "top_k": 2}\n{"a": NaN}\n', "line 2: holds NaN"),
+        ('{"type": "meta", "top_k": 2}\n{"a": 1e400}\n', "line 2: holds 1e400"),
+        ('{"type": "meta", "top_k": 2}\n{"a": ' + "9" * 50 + "}\n", "line 2: holds an integer of 50 digits"),
+        ('{"type": "meta", "top_k": 2}\n' + "[" * 100_000 + "\n", "line 2: is nested too deeply"),
+        ('{"type": "meta", "top_k": 2}\n{"a": \n', "line 2: is no JSON"),
+        ('{"type": "meta", "top_k": 2}\n\0\n', "line 2 holds the byte zero"),
+        ('{"type": "meta", "top_k": -2}\n', "line 1: top_k is -2"),
+    ],
+)
+def test_broken_text_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "r.jsonl").write_text(text)
+    with pytest.raises(TraceError, match=message):
+        RoutingTrace.from_vllm_jsonl(tmp_path / "r.jsonl")
+
+
+@given(st.lists(st.tuples(st.integers(2, 5), st.integers(1, 4)), min_size=1, max_size=5), st.booleans())
+def test_phases_are_those_of_the_requests_served(requests: list[tuple[int, int]], by_request: bool) -> None:
+    tokens, names = [], []
+    for number, (prompt, steps) in enumerate(requests):
+        tokens += [*range(prompt), *[0] * steps]
+        names += [number if by_request else 0] * (prompt + steps)
+    lengths, prompts = phases_of_calls(np.array(tokens), np.array(names), ImportOptions(), "log")
+    assert lengths.tolist() == [prompt + steps for prompt, steps in requests]
+    assert prompts.tolist() == [prompt for prompt, _ in requests]

@@ -212,6 +212,8 @@ def test_hit_rate_controls_by_loops(trace: RoutingTrace, data: st.DataObject) ->
     assert found.other_sequence is not None
     others = [np.mean([hit(importance[o], s) for o in used if o != s]) for s in used]
     np.testing.assert_allclose(found.other_sequence, np.mean(others), rtol=1e-9, atol=1e-12)
+    pooled = [hit(sum(counts[o] for o in used if o != s), s) for s in used]
+    np.testing.assert_allclose(found.static_pooled, np.mean(pooled), rtol=1e-12, atol=1e-15)
 
 
 def test_static_control_leaves_the_sequence_itself_out() -> None:
@@ -232,6 +234,8 @@ def test_long_sequences_do_not_outweigh_short_ones_in_the_static_profile() -> No
     trace = trace_of([[2]] * 5 + [[1], [1], [1]], [0, 0, 0, 0], [0, 5, 6, 7, 8], 3)
     found = hit_rate_controls(trace, 1, np.zeros((4, 1, 3)))
     assert found.static == pytest.approx(3 / 4, rel=1e-15, abs=0)
+    # With every pick alike the five picks of the first decide for the three others.
+    assert found.static_pooled == 0
 
 
 @pytest.mark.parametrize(
@@ -242,7 +246,7 @@ def test_bundled_recording(gpu_experts: int, own: float, other: float, static: f
     trace = RoutingTrace.load("tiny-mixtral-32l-mini")
     found = hit_rate_controls(trace, gpu_experts, importance_of(trace))
     wanted = (own, gpu_experts / 8, other, static, oracle)
-    assert [round(x, 3) for x in found if x is not None] == list(wanted)
+    assert [round(rate, 3) for name, rate in found._asdict().items() if name != "static_pooled"] == list(wanted)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +257,7 @@ def test_full_recording(gpu_experts: int, wanted: tuple[float, ...], shared: Pat
     trace = RoutingTrace.load(shared / "tiny-mixtral" / "tiny-mixtral-32l.npz")
     importance = importance_of(trace)
     found = hit_rate_controls(trace, gpu_experts, importance)
-    assert [round(x, 3) for x in found if x is not None] == list(wanted)
+    assert [round(rate, 3) for name, rate in found._asdict().items() if name != "static_pooled"] == list(wanted)
     rate = hit_rate(trace, top_experts(importance, gpu_experts))
     np.testing.assert_allclose(rate.over_sequences, found.own, rtol=1e-12, atol=0)
 

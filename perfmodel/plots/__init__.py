@@ -1,4 +1,4 @@
-"""Figures of a reproduction, of a comparison and of a sweep, ready for a two-column paper.
+"""Figures of a reproduction, a comparison, a sweep, a loss table and a routing trace, ready for a two-column paper.
 
 The names below are the public interface; those that draw are imported when first used, so that a suffix can be
 checked without loading matplotlib.
@@ -16,8 +16,11 @@ __all__ = [
     "comparison_figure",
     "control_figure",
     "losses_figure",
+    "profile_figure",
+    "read_steps",
     "reproduction_figures",
     "save",
+    "survey_figures",
     "sweep_figure",
 ]
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from perfmodel.plots.control import control_figure
     from perfmodel.plots.losses import losses_figure
     from perfmodel.plots.reproduction import reproduction_figures
+    from perfmodel.plots.routing.figures import profile_figure, survey_figures
+    from perfmodel.plots.routing.steps import read_steps
     from perfmodel.plots.sweep.figure import sweep_figure
     from perfmodel.plots.sweep.kinds import KINDS
 else:
@@ -37,8 +42,11 @@ else:
         "comparison_figure": "comparison",
         "control_figure": "control",
         "losses_figure": "losses",
+        "profile_figure": "routing.figures",
+        "read_steps": "routing.steps",
         "reproduction_figures": "reproduction",
         "save": "canvas",
+        "survey_figures": "routing.figures",
         "sweep_figure": "sweep.figure",
     }
 

@@ -1,8 +1,4 @@
-"""What a routing trace looks like: how often experts are picked, and how well a placement would have hit.
-
-A cosine near 0.9 between two load vectors says little, as unrelated layers of a balanced model reach it too.
-The hit rate of a placement beside its controls (:func:`hit_rate_controls`) is what decides latency.
-"""
+"""How often each sequence of a trace in memory picks each expert, and how well a placement would have hit."""
 
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -13,9 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 from perfmodel.errors import TraceError
 from perfmodel.routing.checks import as_count
 from perfmodel.routing.npz import shown
+from perfmodel.routing.statistics.ratios import Floats, divide, mean_known
 from perfmodel.routing.trace import Phase, RoutingTrace
-
-Floats = NDArray[np.float64]
 
 # Several policies and every statistic ask for the same sums of the same, immutable trace.
 _sums: WeakKeyDictionary[RoutingTrace, dict[tuple[str, bool], NDArray[Any]]] = WeakKeyDictionary()
@@ -39,7 +34,9 @@ class HitRateControls(NamedTuple):
     own : experts chosen by the sequence's own importance
     uniform : any choice if all experts were picked alike, K / E
     other_sequence : chosen by another sequence's importance, mean over all others; None for one sequence
-    static : chosen by how often the other sequences' decode steps picked each expert; None for one sequence
+    static : chosen by how often the other sequences' decode steps picked each expert, every sequence alike; None
+        for one sequence
+    static_pooled : the same with every pick alike, so that long sequences weigh more; None for one sequence
     oracle : chosen by what the sequence's decode steps really picked, the best any fixed choice can do
     """
 
@@ -47,6 +44,7 @@ class HitRateControls(NamedTuple):
     uniform: float
     other_sequence: float | None
     static: float | None
+    static_pooled: float | None
     oracle: float
 
 
@@ -105,18 +103,7 @@ def load_cosine(trace: RoutingTrace) -> Floats:
     """
     prefill, decode = (selection_counts(trace, phase).astype(np.float64) for phase in ("prefill", "decode"))
     norms = np.sqrt((prefill**2).sum(-1) * (decode**2).sum(-1))
-    return _mean_known(_divide((prefill * decode).sum(-1), norms))
-
-
-def top_share(counts: ArrayLike, experts: int | None = None) -> Floats:
-    """Share of the selections that the most used ``experts`` take, by default half of them (rounded down).
-
-    ``counts`` is [..., E], the result [...]; NaN where nothing was selected.
-    """
-    loads = np.asarray(counts, dtype=np.float64)
-    most = loads.shape[-1] // 2 if experts is None else experts
-    ordered = np.sort(loads, axis=-1)[..., ::-1]
-    return _divide(ordered[..., :most].sum(-1), loads.sum(-1))
+    return mean_known(divide((prefill * decode).sum(-1), norms))
 
 
 def adjacent_overlap(trace: RoutingTrace, phase: Phase = "decode", lag: int = 1) -> Overlap:
@@ -124,7 +111,8 @@ def adjacent_overlap(trace: RoutingTrace, phase: Phase = "decode", lag: int = 1)
 
     Only pairs within one sequence and one phase count. ``chance`` is what independent draws with each
     sequence's own frequencies would share: sum over experts of q^2, divided by that of q, with
-    q = selections / tokens. NaN for a layer without such pairs.
+    q = selections / tokens. NaN for a layer without such pairs. A survey's chance is that of two different tokens
+    (:class:`perfmodel.routing.statistics.Reuse`), a little less.
     """
     lag = as_count("lag", lag, 1, None)
     rows = np.flatnonzero(trace.phase(phase))
@@ -136,12 +124,12 @@ def adjacent_overlap(trace: RoutingTrace, phase: Phase = "decode", lag: int = 1)
     shared = np.zeros(now.shape, dtype=bool)
     for pick in range(trace.top_k):
         shared |= now == before[..., pick : pick + 1]
-    measured = _divide((shared & assigned).sum((0, 2)), assigned.sum((0, 2)))
+    measured = divide((shared & assigned).sum((0, 2)), assigned.sum((0, 2)))
 
     counts = selection_counts(trace, phase).astype(np.float64)
     tokens = np.bincount(sequence, minlength=trace.num_sequences)[:, None]
-    repeated = _divide((counts**2).sum(-1), tokens)  # expected shared picks of all tokens of a sequence
-    return Overlap(measured, _divide(repeated.sum(0), counts.sum((0, 2))))
+    repeated = divide((counts**2).sum(-1), tokens)  # expected shared picks of all tokens of a sequence
+    return Overlap(measured, divide(repeated.sum(0), counts.sum((0, 2))))
 
 
 def ranked_experts(importance: ArrayLike) -> NDArray[np.int64]:
@@ -175,8 +163,8 @@ def hit_rate(trace: RoutingTrace, placed: NDArray[np.bool_]) -> HitRate:
     counts = _decode_counts(trace)
     mask = _fitting("the placement", placed, counts.shape)
     hits, picks = (counts * mask).sum((1, 2)), counts.sum((1, 2))
-    per_sequence = _divide(hits, picks)
-    return HitRate(float(hits.sum() / picks.sum()), float(_mean_known(per_sequence)), per_sequence)
+    per_sequence = divide(hits, picks)
+    return HitRate(float(hits.sum() / picks.sum()), float(mean_known(per_sequence)), per_sequence)
 
 
 def hit_rate_controls(trace: RoutingTrace, gpu_experts: int, importance: ArrayLike) -> HitRateControls:
@@ -188,7 +176,7 @@ def hit_rate_controls(trace: RoutingTrace, gpu_experts: int, importance: ArrayLi
     gpu_experts : experts placed in each layer, K
     importance : [S, L, E], what each sequence's placement is chosen by, usually from its prefill
 
-    Every sequence counts alike. The static profile gives every other sequence the same weight too.
+    Every sequence counts alike.
     Raises :class:`TraceError` as :func:`hit_rate` and :func:`top_experts` do.
     """
     counts = _decode_counts(trace)
@@ -203,17 +191,19 @@ def hit_rate_controls(trace: RoutingTrace, gpu_experts: int, importance: ArrayLi
         return float((share * mask).sum((1, 2)).mean())
 
     own = (share * placed).sum((1, 2))
-    other_sequence = static = None
+    other_sequence = static = static_pooled = None
     if sequences > 1:
         # Chosen by any sequence, summed for each; the sequence's own part is taken away again.
         by_any = (share * placed.sum(0)).sum((1, 2))
         other_sequence = float((by_any - own).mean() / (sequences - 1))
         static = mean_hit(top_experts(sum_of_others(share), gpu_experts))
+        static_pooled = mean_hit(top_experts(counts[used].sum(0) - counts[used], gpu_experts))
     return HitRateControls(
         own=float(own.mean()),
         uniform=gpu_experts / trace.num_experts,
         other_sequence=other_sequence,
         static=static,
+        static_pooled=static_pooled,
         oracle=mean_hit(top_experts(counts[used], gpu_experts)),
     )
 
@@ -240,15 +230,3 @@ def _fitting(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[
     if array.shape not in (shape, shape[1:]):
         raise TraceError(f"{name} has shape {array.shape}, the trace needs {shape} (sequences, layers, experts)")
     return np.broadcast_to(array, shape)
-
-
-def _divide(a: NDArray[Any], b: NDArray[Any]) -> Floats:
-    result = np.full(np.broadcast_shapes(a.shape, b.shape), np.nan)
-    np.divide(a, b, out=result, where=np.asarray(b != 0))
-    return result
-
-
-def _mean_known(values: Floats) -> Floats:
-    """Mean over the first axis of the values that are not NaN; NaN where all are."""
-    known = ~np.isnan(values)
-    return _divide(np.where(known, values, 0.0).sum(0), known.sum(0))

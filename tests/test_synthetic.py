@@ -1,5 +1,6 @@
 """The synthetic routing generator: it is reproducible, honest about itself, and has the statistics asked for."""
 
+import hashlib
 import math
 from typing import Any
 
@@ -9,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import TraceError
+from perfmodel.kernels.generate import sticky_top
 from perfmodel.routing import RoutingTrace
+from perfmodel.routing.moments import next_layer_recall
+from perfmodel.routing.presets import PRESETS
 from perfmodel.routing.statistics import (
     adjacent_overlap,
     hit_rate_controls,
@@ -17,7 +21,9 @@ from perfmodel.routing.statistics import (
     selection_counts,
     top_share,
 )
-from perfmodel.routing.synthetic import MIXTRAL_SKEW, generate
+from perfmodel.routing.synthetic import MIXTRAL_SKEW, Skew, generate
+
+EARLIER = {"plain": "90b9d4ea905c5ac9", "skewed": "c9872ef576fca7f4", "decode": "b2e7ab0415fae5cd"}
 
 positive = st.floats(1e-3, 1e4) | st.sampled_from([1e-300, 1e300, math.inf])
 
@@ -166,6 +172,224 @@ def test_layer_profile_is_followed() -> None:
     assert (one_row.topk_ids == 2).all()
 
 
+@given(
+    tokens=st.integers(1, 6),
+    layers=st.integers(1, 3),
+    experts=st.integers(1, 9),
+    data=st.data(),
+    seed=st.integers(0, 2**32),
+)
+def test_picks_are_those_of_a_plain_sort(
+    tokens: int, layers: int, experts: int, data: st.DataObject, seed: int
+) -> None:
+    top_k = data.draw(st.integers(1, experts))
+    fading = data.draw(st.floats(0, 1))
+    rng = np.random.default_rng(seed)
+    # Few distinct values, so that scores are equal often.
+    noise = rng.integers(0, 4, (tokens, layers, experts)) / 2
+    log_p, stickiness = rng.integers(-2, 3, (layers, experts)) / 2, rng.integers(0, 3, layers) / 2
+    log_p[:, top_k:] = np.where(rng.random((layers, experts - top_k)) < 0.3, -np.inf, log_p[:, top_k:])
+    memory, age = rng.random((layers, experts)), {}
+    ids, best = np.empty((tokens, layers, top_k), np.uint16), np.empty((tokens, layers, top_k))
+    for layer in range(layers):
+        for expert in range(experts):
+            age[layer, expert] = memory[layer, expert]
+    sticky_top(noise, log_p, stickiness, fading, memory, ids, best)
+    for token in range(tokens):
+        for layer in range(layers):
+            scores = [
+                (-(log_p[layer, e] + noise[token, layer, e] + stickiness[layer] * age[layer, e]), e)
+                for e in range(experts)
+            ]
+            wanted = sorted(scores)[:top_k]
+            assert ids[token, layer].tolist() == [expert for _, expert in wanted]
+            assert best[token, layer].tolist() == [-score for score, _ in wanted]
+            for expert in range(experts):
+                age[layer, expert] = 1.0 if expert in ids[token, layer] else age[layer, expert] * fading
+    assert memory.ravel().tolist() == list(age.values())
+
+
+def test_earlier_results_stay() -> None:
+    """Digests of picks that the first version of the generator drew."""
+    traces = {
+        "plain": small(seed=1),
+        "skewed": small(seed=1, alpha=2.0, sequence_concentration=9.0, stickiness=0.7),
+        "decode": small(seed=1, layer_profile=np.arange(1.0, 7), decode_concentration=4.0),
+    }
+    digests = {name: hashlib.sha256(trace.topk_ids.tobytes()).hexdigest()[:16] for name, trace in traces.items()}
+    assert digests == EARLIER
+    usual = {"alpha", "sequence_concentration", "decode_concentration", "stickiness"}
+    assert traces["skewed"].metadata["parameters"].keys() == usual
+
+
+def test_lengths_may_differ_between_sequences() -> None:
+    arguments = {"stickiness": 0.5, "alpha": 2.0, "sequence_concentration": 10.0, "num_sequences": 3}
+    trace = small(prompt=[4, 0, 6], output=np.array([0, 5, 2]), **arguments)
+    np.testing.assert_array_equal(trace.prompt_len, [4, 0, 6])
+    np.testing.assert_array_equal(trace.sequence_lengths, [4, 5, 8])
+    alike = small(prompt=6, output=2, **arguments)
+    np.testing.assert_array_equal(trace.sequences([2]).topk_ids, alike.sequences([2]).topk_ids)
+
+
+def test_one_number_a_layer() -> None:
+    arguments = {"num_sequences": 20, "output": 300, "prompt": 0, "alpha": math.inf, "seed": 2}
+    trace = small(stickiness=[0.0, 0.0, 2.0], sequence_concentration=[math.inf, 5.0, math.inf], **arguments)
+    reuse = adjacent_overlap(trace)
+    share = top_share(selection_counts(trace, "decode")).mean(0)
+    np.testing.assert_allclose(reuse.measured[0], 1 / 3, rtol=0.03, atol=0)
+    assert reuse.measured[2] > reuse.chance[2] + 0.15
+    assert share[1] > share[0] + 0.15
+    alike = small(stickiness=[0.5] * 3, **arguments)
+    assert alike.content_hash() == small(stickiness=0.5, **arguments).content_hash()
+    assert trace.metadata["parameters"]["stickiness"] == [0.0, 0.0, 2.0]
+    assert trace.metadata["parameters"]["sequence_concentration"] == ["inf", 5.0, "inf"]
+
+
+def test_memory_says_how_fast_stickiness_fades() -> None:
+    def left(memory: float) -> float:
+        """Part of the reuse above chance that is left after three more tokens."""
+        trace = generate(4, 0, 2000, 4, 8, 2, stickiness=1.0, memory_tokens=memory)
+        near, far = (float(adjacent_overlap(trace, lag=lag).measured.mean()) - 0.25 for lag in (1, 4))
+        assert near > 0.03
+        return far / near
+
+    short, middle, long = left(0.3), left(2.0), left(8.0)
+    assert abs(short) < 0.15 < middle
+    assert middle + 0.1 < long
+
+
+def test_partners_make_layers_predictable_and_change_nothing_within_one() -> None:
+    arguments: dict[str, Any] = {"alpha": 9.0, "stickiness": 0.3, "seed": 4}
+    traces = [generate(10, 0, 600, 5, 8, 2, next_layer=share, **arguments) for share in (0.0, 0.5, 1.0)]
+    recall = [float(next_layer_recall(trace).mean()) for trace in traces]
+    assert recall[0] < recall[1] - 0.1 < recall[2] - 0.2
+    assert recall[2] > 0.8
+    shares = [selection_counts(trace, "decode").sum(0) / trace.num_tokens for trace in traces]
+    reuse = [adjacent_overlap(trace).measured for trace in traces]
+    for other in (1, 2):
+        np.testing.assert_allclose(shares[other], shares[0], rtol=0.12, atol=0.01)
+        np.testing.assert_allclose(reuse[other], reuse[0], rtol=0.08, atol=0)
+        # The first layer has no layer before.
+        np.testing.assert_array_equal(traces[other].topk_ids[:, 0], traces[0].topk_ids[:, 0])
+
+
+def test_partners_of_alike_layers_are_the_same_expert_by_rank() -> None:
+    profile = np.array([[1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]])
+    trace = generate(1, 0, 500, 2, 4, 1, layer_profile=profile, next_layer=1.0)
+    np.testing.assert_array_equal(trace.topk_ids[:, 1, 0], 3 - trace.topk_ids[:, 0, 0])
+
+
+def test_phases_may_have_profiles_of_their_own() -> None:
+    first, second = np.array([8.0, 1.0, 1.0, 1.0]), np.array([1.0, 1.0, 1.0, 8.0])
+    trace = generate(1, 20000, 20000, 2, 4, 1, layer_profile=first, decode_profile=second)
+    for phase, wanted in (("prefill", first), ("decode", second)):
+        share = selection_counts(trace, phase)[0] / 20000  # type: ignore[arg-type]
+        np.testing.assert_allclose(share, np.tile(wanted / 11, (2, 1)), rtol=0.1, atol=0)
+    assert trace.metadata["decode_profile"] == "given"
+
+    shifted = generate(30, 400, 400, 4, 8, 2, alpha=2.0, phase_concentration=10.0)
+    found = hit_rate_controls(shifted, 4, selection_counts(shifted, "prefill"))
+    assert found.static is not None
+    assert found.static > found.own + 0.05  # what other sequences do in decode says more than one's own prefill
+    assert shifted.metadata["parameters"]["phase_concentration"] == 10.0
+
+
+def test_a_sequence_keeps_its_own_ways_when_the_phase_changes() -> None:
+    profile = np.array([0.4, 0.3, 0.2, 0.1, 0.0])
+    decode = np.array([0.1, 0.2, 0.3, 0.2, 0.2])
+    arguments: dict[str, Any] = {"layer_profile": profile, "sequence_concentration": 3.0, "seed": 8}
+    trace = generate(1, 30000, 30000, 1, 5, 1, decode_profile=decode, decode_concentration=math.inf, **arguments)
+    before, after = (selection_counts(trace, phase)[0, 0] / 30000 for phase in ("prefill", "decode"))
+    wanted = np.append(before[:4] * decode[:4] / profile[:4], decode[4])
+    np.testing.assert_allclose(after, wanted / wanted.sum(), rtol=0.1, atol=0.003)
+    assert before[4] == 0
+
+
+def test_labels_have_profiles() -> None:
+    profiles = {"a": [1.0, 0.0, 0.0], "b": [0.0, 1.0, 0.0]}
+    turns = generate(5, 2, 3, 2, 3, 1, layer_profile=profiles)
+    assert turns.labels == ("a", "b", "a", "b", "a")
+    assert turns.metadata["layer_profile"] == "given, by label"
+    np.testing.assert_array_equal(turns.topk_ids[:5], 0)
+    chosen = generate(3, 2, 3, 2, 3, 1, layer_profile=profiles, labels=["b", "b", "a"], decode_profile=profiles)
+    assert chosen.labels == ("b", "b", "a")
+    np.testing.assert_array_equal(chosen.topk_ids[:10], 1)
+    np.testing.assert_array_equal(chosen.topk_ids[10:], 0)
+    assert small(labels=["x", "y"]).labels == ("x", "y")
+
+
+def test_sharpness_of_gates() -> None:
+    flat, plain, sharp = (small(gate_sharpness=power, seed=2) for power in (0.5, 1.0, 2.0))
+    for trace, power in ((flat, 0.5), (sharp, 2.0)):
+        np.testing.assert_array_equal(trace.topk_ids, plain.topk_ids)
+        assert plain.topk_weights is not None
+        powers = plain.topk_weights.astype(float) ** power
+        np.testing.assert_allclose(trace.topk_weights, powers / powers.sum(-1, keepdims=True), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_traces_of_their_shape(name: str) -> None:
+    preset = PRESETS[name]
+    trace = generate(
+        2, 8, 8, preset.num_layers, preset.num_experts, preset.top_k, model=preset.model, **preset.skew._asdict()
+    )
+    assert trace.metadata["source"] == "synthetic"
+    assert trace.metadata["parameter_source"] == preset.skew.parameter_source
+    assert {number.kind for number in preset.numbers} <= {"published", "measured", "fitted", "assumed"}
+    assert all(number.source and number.value for number in preset.numbers)
+    # Every parameter that is set is told about.
+    told = " ".join(number.name for number in preset.numbers)
+    usual = Skew(math.inf, math.inf, 0.0, "")._asdict()
+    for key, value in preset.skew._asdict().items():
+        if key != "parameter_source" and value != usual[key]:
+            assert key.replace("_tokens", "").replace("_", "-").removesuffix("-concentration") in told, key
+
+
+def preset_trace(name: str, sequences: int, prompt: int, output: int, layers: int) -> RoutingTrace:
+    preset = PRESETS[name]
+    skew = preset.skew._asdict()
+    return generate(sequences, prompt, output, layers, preset.num_experts, preset.top_k, seed=5, **skew)
+
+
+def test_preset_of_deepseek() -> None:
+    trace = preset_trace("deepseek-v2-lite", 16, 900, 48, 12)
+    reuse = [float(adjacent_overlap(trace, "prefill", lag).measured.mean()) for lag in (1, 2, 4, 8)]
+    np.testing.assert_allclose(reuse, [0.290, 0.216, 0.188, 0.171], rtol=0, atol=0.05)
+    found = hit_rate_controls(trace, 32, selection_counts(trace, "prefill"))
+    measured = [found.own, found.other_sequence, found.static, found.oracle]
+    np.testing.assert_allclose(measured, [0.653, 0.648, 0.774, 0.819], rtol=0, atol=0.05)
+    assert trace.topk_weights is not None
+    np.testing.assert_allclose(trace.topk_weights[..., 0].mean(), 0.324, rtol=0.05, atol=0)
+    pooled = selection_counts(trace, "prefill").sum(0)
+    np.testing.assert_allclose(top_share(pooled).mean(), 0.708, rtol=0, atol=0.05)
+    np.testing.assert_allclose(next_layer_recall(trace).mean(), 0.538, rtol=0, atol=0.05)
+
+
+def test_preset_of_gpt_oss() -> None:
+    trace = preset_trace("gpt-oss-20b", 20, 200, 200, 12)
+    counts = selection_counts(trace, "decode")
+    shares = [top_share(counts.sum(0)).mean(), top_share(counts).mean()]
+    np.testing.assert_allclose(shares, [0.827, 0.910], rtol=0, atol=0.05)
+    reuse = [float(adjacent_overlap(trace, lag=lag).measured.mean()) for lag in (1, 2, 4, 8)]
+    np.testing.assert_allclose(reuse, [0.457, 0.407, 0.381, 0.355], rtol=0, atol=0.05)
+    found = hit_rate_controls(trace, 16, selection_counts(trace, "prefill"))
+    np.testing.assert_allclose([found.own, found.oracle], [0.885, 0.921], rtol=0, atol=0.05)
+
+
+def test_preset_of_qwen3() -> None:
+    trace = preset_trace("qwen3-30b-a3b", 16, 0, 128, 12)
+    np.testing.assert_allclose(adjacent_overlap(trace).measured.mean(), 0.427, rtol=0, atol=0.05)
+    pooled = selection_counts(trace, "decode").sum(0)
+    np.testing.assert_allclose(top_share(pooled, 16).mean(), 0.58, rtol=0, atol=0.05)
+    ids = trace.topk_ids.reshape(16, 128, 12, 8)
+    for tokens, wanted in ((8, 29.0), (32, 52.8), (128, 75.2)):
+        distinct = [len(np.unique(ids[s, :tokens, layer])) for s in range(16) for layer in range(12)]
+        np.testing.assert_allclose(np.mean(distinct) / 128, wanted / 128, rtol=0, atol=0.05)
+    for batch, wanted in ((2, 15.0), (4, 26.6), (8, 42.6), (16, 59.2)):
+        distinct = [len(np.unique(ids[:batch, step, layer])) for step in range(0, 128, 4) for layer in range(12)]
+        np.testing.assert_allclose(np.mean(distinct) / 128, wanted / 128, rtol=0, atol=0.05)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -203,6 +427,34 @@ def test_layer_profile_is_followed() -> None:
         ({"layer_profile": [1, 1, 1, 1, 1, -1]}, "finite frequencies"),
         ({"layer_profile": [0, 0, 0, 0, 0, 1]}, "at least 2 experts"),
         ({"model": ""}, "metadata.model"),
+        ({"prompt": [1, 2, 3]}, "prompt has 3 entries, expected 2"),
+        ({"prompt": [1, -2]}, "prompt holds -2"),
+        ({"prompt": [1.0, 2.0]}, "prompt has dtype float64"),
+        ({"prompt": [1, 2**60]}, "too large for memory"),
+        ({"output": [0, 7], "prompt": [0, 5]}, "at least one token"),
+        ({"sequence_concentration": [1.0, 2.0]}, r"sequence_concentration has shape \(2,\)"),
+        ({"decode_concentration": [1.0, 2.0, 0.0]}, r"decode_concentration\[2\] is 0"),
+        ({"stickiness": [0.0, -1.0, 0.0]}, r"stickiness\[1\] is -1"),
+        ({"stickiness": ["a", 1, 1]}, r"stickiness\[0\] is 'a'"),
+        ({"memory_tokens": 0}, "memory_tokens is 0"),
+        ({"next_layer": 1.1}, "next_layer is 1.1, expected 0 to 1"),
+        ({"next_layer": math.nan}, "next_layer is nan"),
+        ({"phase_concentration": -1}, "phase_concentration is -1"),
+        ({"gate_sharpness": 0}, "gate_sharpness is 0, expected 0.001 to 1000"),
+        ({"decode_profile": [1, 2]}, "decode_profile has shape"),
+        ({"layer_profile": {}}, "layer_profile has no labels"),
+        ({"layer_profile": {"": np.ones(6)}}, "expected texts that are not empty"),
+        ({"layer_profile": {"a": [1, 2]}}, r"layer_profile\['a'\] has shape"),
+        ({"layer_profile": {"a": np.ones(6)}, "decode_profile": np.ones(6)}, "expected the same"),
+        ({"layer_profile": {"a": np.ones(6)}, "labels": ["a", "b"]}, "label 'b' has no profile"),
+        ({"labels": ["a"]}, "expected a list of one text for each of 2 sequences"),
+        ({"labels": "ab"}, "labels is 'ab', expected a list"),
+        ({"labels": 5}, "labels is 5, expected a list"),
+        ({"labels": ["a", 5]}, "label"),
+        ({"labels": ["a", []], "layer_profile": {"a": np.ones(6)}}, "has no profile"),
+        ({"stickiness": [[1], [2, 3], 1]}, r"stickiness\[0\] is \[1\], expected a number"),
+        ({"stickiness": np.ones((3, 1))}, r"stickiness has shape \(3, 1\)"),
+        ({"layer_profile": {5: np.ones(6)}}, "expected texts that are not empty"),
     ],
 )
 def test_bad_parameters(changes: dict[str, Any], message: str) -> None:

@@ -1,33 +1,56 @@
 """A seeded generator of routing with chosen skew, for what-if studies where no recording exists.
 
-Every layer has a load profile, every sequence its own variation of it, its decode steps a variation of that,
-and recently used experts are a little more likely. A trace made here is marked ``synthetic`` and stays so.
+Every layer has a load profile, every sequence its own variation of it, its decode steps a variation of that;
+recently used experts are a little more likely, and so are the partners of those used in the layer before.
+A trace made here is marked ``synthetic`` and stays so.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from perfmodel.errors import TraceError
 from perfmodel.routing.checks import MAX_EXPERTS, as_count
-from perfmodel.routing.npz import MAX_BYTES, one_line, shown
+from perfmodel.routing.synthetic_checks import (
+    BLOCK,
+    MOST_SEQUENCES,
+    TOO_LARGE,
+    Floats,
+    Profile,
+    between,
+    check_size,
+    each_layer,
+    labels_of,
+    lengths,
+    log_profiles,
+    positive,
+)
 from perfmodel.routing.trace import RoutingTrace
 
-Floats = NDArray[np.float64]
+_MEMORY_TOKENS = 2.0  # measured reuse decays within 4 to 8 tokens
+_STICKIEST = 100.0
 
-_BLOCK = 256  # tokens drawn at once, which bounds the memory
-_MEMORY_TOKENS = 2.0  # e-folding of the bonus for used experts: measured reuse decays within 4 to 8 tokens
+#: One number for all layers, or one for each.
+PerLayer = float | Sequence[float] | Floats
 
 
 class Skew(NamedTuple):
     """Parameters of :func:`generate` and where they come from; use as ``generate(..., **skew._asdict())``."""
 
     alpha: float
-    sequence_concentration: float
-    stickiness: float
+    sequence_concentration: PerLayer
+    stickiness: PerLayer
     parameter_source: str
+    decode_concentration: PerLayer | None = None
+    memory_tokens: float = _MEMORY_TOKENS
+    next_layer: float = 0.0
+    phase_concentration: float = math.inf
+    gate_sharpness: float = 1.0
+    layer_profile: Profile | None = None
+    decode_profile: Profile | None = None
 
 
 MIXTRAL_SKEW = Skew(
@@ -45,18 +68,24 @@ MIXTRAL_SKEW = Skew(
 
 def generate(
     num_sequences: int,
-    prompt: int,
-    output: int,
+    prompt: int | Sequence[int] | NDArray[np.int64],
+    output: int | Sequence[int] | NDArray[np.int64],
     num_layers: int,
     num_experts: int,
     top_k: int,
     *,
     alpha: float = math.inf,
-    sequence_concentration: float = math.inf,
-    decode_concentration: float | None = None,
-    stickiness: float = 0.0,
+    sequence_concentration: PerLayer = math.inf,
+    decode_concentration: PerLayer | None = None,
+    stickiness: PerLayer = 0.0,
+    memory_tokens: float = _MEMORY_TOKENS,
+    next_layer: float = 0.0,
+    phase_concentration: float = math.inf,
+    gate_sharpness: float = 1.0,
     seed: int = 0,
-    layer_profile: ArrayLike | None = None,
+    layer_profile: Profile | None = None,
+    decode_profile: Profile | None = None,
+    labels: Sequence[str] | None = None,
     model: str = "synthetic routing",
     parameter_source: str = "chosen by the caller",
 ) -> RoutingTrace:
@@ -64,14 +93,25 @@ def generate(
 
     Parameters
     ----------
-    num_sequences, prompt, output : sequences, prefill and decode tokens of each; one of the two may be 0
+    num_sequences : sequences
+    prompt, output : prefill and decode tokens, of all sequences or one a sequence; one of the two may be 0
     num_layers, num_experts, top_k : shape of the routing
     alpha : > 0, Dirichlet parameter per expert of a layer's profile; smaller is more skewed, inf is uniform
-    sequence_concentration : > 0, how closely a sequence follows its layer's profile; inf is exactly
-    decode_concentration : > 0, how closely decode steps follow their own sequence; by default as the above
-    stickiness : >= 0, added to the log-probability of an expert used by the previous token, fading with age
+    sequence_concentration : > 0, how closely a sequence follows its layer's profile; inf is exactly; or [L]
+    decode_concentration : > 0, how closely decode steps follow their own sequence; by default as the above; or [L]
+    stickiness : 0 to 100, added to the log-probability of an expert used by the previous token, fading with
+        age; or [L]
+    memory_tokens : > 0, tokens in which that bonus fades to 1/e; inf never fades
+    next_layer : 0 to 1, how often an expert shares its luck with its partner in the layer before. It makes a
+        layer's experts predictable from the ones before, and changes nothing within a layer.
+    phase_concentration : > 0, how closely the layers' profiles in decode follow those in prefill, alike for all
+        sequences; inf is exactly
+    gate_sharpness : > 0, the scores are multiplied by this before the softmax that makes gate weights of them
     seed : >= 0; sequence i is the same however many sequences there are
-    layer_profile : positive or zero frequencies [L, E] or [E] to use in place of ``alpha``
+    layer_profile : positive or zero frequencies [L, E] or [E] to use in place of ``alpha``, or such for each label;
+        sequences take the labels in turn, unless ``labels`` says which
+    decode_profile : the same for decode, in place of ``phase_concentration``, with the same labels
+    labels : one text for each sequence, such as its domain, or None
     model : name to store in the metadata
     parameter_source : where the parameters come from, stored in the metadata
 
@@ -79,157 +119,185 @@ def generate(
     -----
     p_layer ~ Dirichlet(alpha), p_sequence ~ Dirichlet(c p_layer), p_decode ~ Dirichlet(c_decode p_sequence);
     a token's experts are the top k of log p + bonus + Gumbel noise, which is drawing without replacement.
-    Gate weights are the softmax of those k sums; for 2 of 8 equal experts they average 0.70 and 0.30.
-    The cosine between prefill and decode hardly pins these parameters down; choose them by hit rate and reuse.
+    Where the phases have profiles of their own, p_sequence is first multiplied by decode over prefill profile.
+    With probability ``next_layer`` the noise of an expert is that of its partner in the layer before, the one that
+    is as popular there; noise stays independent between experts and between tokens.
+    Gate weights are the softmax of the k sums; for 2 of 8 equal experts they average 0.70 and 0.30.
+    The cosine between prefill and decode hardly pins these parameters down; choose them by hit rate and reuse
+    (:func:`perfmodel.routing.fitting.fit`).
 
     Raises
     ------
     TraceError : for parameters outside these ranges, or a trace too large for memory
     """
     num_sequences = as_count("num_sequences", num_sequences, 1, None)
-    prompt = as_count("prompt", prompt, 0, None)
-    output = as_count("output", output, 0, None)
+    if num_sequences > MOST_SEQUENCES:
+        raise TraceError(TOO_LARGE)
+    prompts, outputs = lengths("prompt", prompt, num_sequences), lengths("output", output, num_sequences)
     layers = as_count("num_layers", num_layers, 1, MAX_EXPERTS)
     experts = as_count("num_experts", num_experts, 1, MAX_EXPERTS)
     top_k = as_count("top_k", top_k, 1, experts)
     seed = as_count("seed", seed, 0, None)
-    alpha = _positive("alpha", alpha)
-    to_layer = _positive("sequence_concentration", sequence_concentration)
+    alpha = positive("alpha", alpha)
+    to_layer = each_layer("sequence_concentration", sequence_concentration, layers, 0, math.inf)
     to_sequence = to_layer
     if decode_concentration is not None:
-        to_sequence = _positive("decode_concentration", decode_concentration)
-    if not 0 <= _number("stickiness", stickiness) <= 100:
-        raise TraceError(f"stickiness is {stickiness}, expected 0 to 100")
-    tokens = prompt + output
-    if tokens == 0:
-        raise TraceError("prompt and output are both 0, expected at least one token")
-    size = layers * max(num_sequences * tokens * top_k * 12, _BLOCK * experts * 8)
-    if size > MAX_BYTES:
-        raise TraceError(f"the trace would be too large for memory ({MAX_BYTES / 2**30:.0f} GiB)")
+        to_sequence = each_layer("decode_concentration", decode_concentration, layers, 0, math.inf)
+    sticky = each_layer("stickiness", stickiness, layers, 0, _STICKIEST)
+    fading = math.exp(-1 / positive("memory_tokens", memory_tokens))
+    next_layer = between("next_layer", next_layer, 0, 1)
+    phase_concentration = positive("phase_concentration", phase_concentration)
+    gate_sharpness = between("gate_sharpness", gate_sharpness, 1e-3, 1e3)
+    tokens = prompts + outputs
+    check_size(tokens, layers, experts, top_k)  # before anything is drawn
 
-    seeds = np.random.SeedSequence(seed).spawn(num_sequences + 1)
+    shared, *seeds = np.random.SeedSequence(seed).spawn(num_sequences + 1)
+    # Children of their own, so that what is drawn for all sequences alike does not change what is drawn for one.
+    for_phase, for_partners = shared.spawn(2)
     if layer_profile is None:
         uniform = np.full((layers, experts), -math.log(experts))
-        profile = _vary(np.random.default_rng(seeds[0]), uniform, alpha * experts)
+        profiles = {"": _vary(np.random.default_rng(shared), uniform, alpha * experts)}
     else:
-        profile = _given_profile(layer_profile, layers, experts, top_k)
+        profiles = log_profiles("layer_profile", layer_profile, layers, experts, top_k)
+    of_sequence, names = labels_of(labels, list(profiles), num_sequences)
+    changed: dict[str, Floats] | None = None
+    if decode_profile is not None:
+        changed = log_profiles("decode_profile", decode_profile, layers, experts, top_k)
+        if set(changed) != set(profiles):
+            raise TraceError("decode_profile and layer_profile have other labels, expected the same")
+    elif math.isfinite(phase_concentration):
+        rng = np.random.default_rng(for_phase)
+        changed = {name: _vary(rng, profile, phase_concentration) for name, profile in profiles.items()}
+    partners = None
+    if next_layer > 0:
+        partners = _partners(np.random.default_rng(for_partners), np.mean(list(map(np.exp, profiles.values())), axis=0))
 
-    ids = np.empty((num_sequences * tokens, layers, top_k), dtype=np.uint16)
+    ids = np.empty((int(tokens.sum()), layers, top_k), dtype=np.uint16)
     weights = np.empty(ids.shape, dtype=np.float32)
-    for s in range(num_sequences):
-        # Separate streams, so that the lengths of the phases do not change each other.
-        profiles, noise = (np.random.default_rng(child) for child in seeds[s + 1].spawn(2))
-        in_prefill = _vary(profiles, profile, to_layer)
-        in_decode = _vary(profiles, in_prefill, to_sequence)
-        memory = np.zeros((layers, experts))
-        start = s * tokens
-        for log_p, first, count in ((in_prefill, start, prompt), (in_decode, start + prompt, output)):
-            for at in range(first, first + count, _BLOCK):
-                rows = slice(at, min(at + _BLOCK, first + count))
-                _draw(noise, log_p, stickiness, memory, ids[rows], weights[rows])
+    ends = np.append(0, np.cumsum(tokens))
+    from perfmodel.kernels.generate import sticky_top  # compiled code is loaded only after everything is checked
 
-    settings = {
-        "alpha": None if layer_profile is not None else alpha,
-        "sequence_concentration": to_layer,
-        "decode_concentration": to_sequence,
-        "stickiness": float(stickiness),
+    for s, start in enumerate(ends[:-1].tolist()):
+        # Separate streams, so that the lengths of the phases do not change each other.
+        streams = [np.random.default_rng(child) for child in seeds[s].spawn(3)]
+        profile = profiles[of_sequence[s]]
+        for_prefill = _vary(streams[0], profile, to_layer)
+        in_decode = for_prefill if changed is None else _shifted(for_prefill, profile, changed[of_sequence[s]])
+        for_decode = _vary(streams[0], in_decode, to_sequence)
+        memory = np.zeros((layers, experts))
+        middle = start + int(prompts[s])
+        for log_p, first, stop in ((for_prefill, start, middle), (for_decode, middle, int(ends[s + 1]))):
+            for rows in _blocks(first, stop):
+                noise = streams[1].gumbel(size=(rows.stop - rows.start, layers, experts))
+                if partners is not None:
+                    _link(streams[2], noise, partners, next_layer)
+                best = np.empty((len(noise), layers, top_k))
+                sticky_top(noise, log_p, sticky, fading, memory, ids[rows], best)
+                weights[rows] = _gates(best, gate_sharpness)
+
+    settings: dict[str, Any] = {
+        "alpha": None if layer_profile is not None else _said(np.array([alpha])),
+        "sequence_concentration": _said(to_layer),
+        "decode_concentration": _said(to_sequence),
+        "stickiness": _said(sticky),
     }
+    further = {
+        "memory_tokens": (float(memory_tokens), _MEMORY_TOKENS),
+        "next_layer": (next_layer, 0.0),
+        "phase_concentration": (phase_concentration, math.inf),
+        "gate_sharpness": (gate_sharpness, 1.0),
+    }
+    settings |= {key: _said(np.array([value])) for key, (value, usual) in further.items() if value != usual}
+    how_given = "given, by label" if list(profiles) != [""] else "given"
+    given = {} if decode_profile is None else {"decode_profile": how_given}
     return RoutingTrace(
         topk_ids=ids,
         topk_weights=weights,
-        sequence_offsets=np.arange(num_sequences + 1) * tokens,
-        prompt_len=np.full(num_sequences, prompt),
+        sequence_offsets=ends,
+        prompt_len=prompts,
         layer_index=np.arange(layers),
         num_experts=experts,
         metadata={
             "model": model,
             "source": "synthetic",
             "how": "Dirichlet profiles of layers, sequences and decode steps, Gumbel top-k, stickiness",
-            "parameters": {key: str(value) if value == math.inf else value for key, value in settings.items()},
-            "layer_profile": "given" if layer_profile is not None else "drawn",
+            "parameters": settings,
+            "layer_profile": how_given if layer_profile is not None else "drawn",
+            **given,
             "parameter_source": parameter_source,
             "seed": seed,
         },
+        labels=names,
     )
 
 
-def _vary(rng: np.random.Generator, log_p: Floats, concentration: float) -> Floats:
-    """Logarithms of draws from Dirichlet(concentration * p) on the last axis; p itself if it is inf."""
-    if math.isinf(concentration):
+def _vary(rng: np.random.Generator, log_p: Floats, concentration: float | Floats) -> Floats:
+    """Logarithms of draws from Dirichlet(concentration * p) on the last axis; p itself where it is inf.
+
+    concentration : one number, or one for each layer [L] of p [L, E]
+    """
+    each = np.broadcast_to(np.asarray(concentration, dtype=np.float64)[..., None], (*log_p.shape[:-1], 1))
+    exact = np.isinf(each)
+    if exact.all():
         return log_p
-    shape = np.exp(log_p) * concentration
+    shape = np.exp(log_p) * np.where(exact, 1.0, each)
     # A gamma variate of a small shape underflows, its logarithm does not: Gamma(a) = Gamma(a + 1) U^(1 / a).
     with np.errstate(divide="ignore", over="ignore"):
         log_gamma = np.log(rng.standard_gamma(shape + 1)) + np.log1p(-rng.random(shape.shape)) / shape
     # An impossible expert stays impossible; one whose logarithm overflows keeps a tiny chance.
     log_gamma = np.where(np.isneginf(log_p), -np.inf, np.maximum(log_gamma, -1e300))
-    largest = log_gamma.max(axis=-1, keepdims=True)
-    with np.errstate(under="ignore"):
-        total = np.exp(log_gamma - largest).sum(axis=-1, keepdims=True)
-    varied: Floats = log_gamma - largest - np.log(total)
+    varied: Floats = np.where(exact, log_p, _normalised(log_gamma))
     return varied
 
 
-def _draw(
-    rng: np.random.Generator,
-    log_p: Floats,
-    stickiness: float,
-    memory: Floats,
-    ids: NDArray[np.uint16],
-    weights: NDArray[np.float32],
-) -> None:
-    """Fill the rows of ``ids`` and ``weights``; ``memory`` [L, E] says how fresh an expert's last use is."""
-    scores = log_p + rng.gumbel(size=(len(ids), *log_p.shape))
-    if stickiness == 0:
-        ids[:], weights[:] = _top(scores, ids.shape[-1])
-        return
-    fading = math.exp(-1 / _MEMORY_TOKENS)
-    for token, score in enumerate(scores):
-        picks, weights[token] = _top(score + stickiness * memory, ids.shape[-1])
-        ids[token] = picks
-        memory *= fading
-        np.put_along_axis(memory, picks, 1.0, axis=-1)
-
-
-def _top(scores: Floats, top_k: int) -> tuple[NDArray[np.intp], Floats]:
-    """Experts of the ``top_k`` largest scores, largest first, and the softmax of those scores."""
-    picks = np.argpartition(-scores, top_k - 1, axis=-1)[..., :top_k]
-    best = np.take_along_axis(scores, picks, axis=-1)
-    order = np.argsort(-best, axis=-1, kind="stable")
-    picks, best = np.take_along_axis(picks, order, axis=-1), np.take_along_axis(best, order, axis=-1)
+def _normalised(logs: Floats) -> Floats:
+    """Logarithms shifted so that their exponentials sum to one on the last axis."""
+    largest = logs.max(axis=-1, keepdims=True)
     with np.errstate(under="ignore"):
-        gates = np.exp(best - best[..., :1])
-    return picks, gates / gates.sum(axis=-1, keepdims=True)
+        total = np.exp(logs - largest).sum(axis=-1, keepdims=True)
+    shifted: Floats = logs - largest - np.log(total)
+    return shifted
 
 
-def _given_profile(value: ArrayLike, layers: int, experts: int, top_k: int) -> Floats:
-    try:
-        table = np.asarray(value, dtype=np.float64)
-    except (ValueError, TypeError) as error:
-        raise TraceError(f"layer_profile is no table of numbers ({one_line(error)})") from error
-    if table.shape not in ((layers, experts), (experts,)):
-        raise TraceError(f"layer_profile has shape {table.shape}, expected {(layers, experts)} or {(experts,)}")
-    if not (np.isfinite(table).all() and (table >= 0).all()):
-        raise TraceError("layer_profile must hold finite frequencies >= 0")
-    if ((table > 0).sum(axis=-1) < top_k).any():
-        raise TraceError(f"layer_profile must give at least {top_k} experts (top_k) of each layer a chance")
-    table = np.broadcast_to(table / table.max(axis=-1, keepdims=True), (layers, experts))
-    with np.errstate(divide="ignore"):
-        log_p: Floats = np.log(table / table.sum(axis=-1, keepdims=True))
-    return log_p
+def _shifted(log_p: Floats, profile: Floats, decode: Floats) -> Floats:
+    """A sequence's profile where its layers' profiles turn from that of prefill into that of decode."""
+    used = np.isfinite(profile)
+    change = np.subtract(decode, profile, out=np.zeros_like(profile), where=used)
+    return _normalised(np.where(used, log_p + change, decode))
 
 
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
-        raise TraceError(f"{name} is {shown(value)}, expected a number")
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise TraceError(f"{name} is too large for a number") from error
+def _blocks(first: int, stop: int) -> Iterator[slice]:
+    for at in range(first, stop, BLOCK):
+        yield slice(at, min(at + BLOCK, stop))
 
 
-def _positive(name: str, value: object) -> float:
-    number = _number(name, value)
-    if not number > 0:
-        raise TraceError(f"{name} is {number}, expected a number > 0 (inf for no variation)")
-    return number
+def _partners(rng: np.random.Generator, profile: Floats) -> NDArray[np.int64]:
+    """Partner in the layer before of every expert [L, E]: the one that is as popular there; the first row is unused.
+
+    Experts that are equally popular are paired at random.
+    """
+    order = np.lexsort((rng.random(profile.shape), profile), axis=-1)
+    partners = np.empty(profile.shape, np.int64)
+    np.put_along_axis(partners, order, np.roll(order, 1, axis=0), axis=-1)
+    return partners
+
+
+def _link(rng: np.random.Generator, noise: Floats, partners: NDArray[np.int64], share: float) -> None:
+    """Replace a share of every layer's noise [T, L, E] by that of the partners in the layer before."""
+    copied = rng.random(noise.shape) < share
+    for layer in range(1, noise.shape[1]):
+        np.copyto(noise[:, layer], noise[:, layer - 1][:, partners[layer]], where=copied[:, layer])
+
+
+def _gates(best: Floats, sharpness: float) -> Floats:
+    """Softmax of the scores of the picks, of which the first is the largest."""
+    with np.errstate(under="ignore"):
+        gates = np.exp(sharpness * (best - best[..., :1]))
+    weights: Floats = gates / gates.sum(axis=-1, keepdims=True)
+    return weights
+
+
+def _said(values: Floats) -> Any:
+    """A parameter as JSON: one number if all layers have the same; infinity, which JSON lacks, as a text."""
+    found = ["inf" if math.isinf(value) else value for value in values.tolist()]
+    return found[0] if len(set(found)) == 1 else found

@@ -1,0 +1,131 @@
+"""What the generator of routing is fitted to: hit rates of placements and reuse, layer by layer and by sequence."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.routing.blocks import open_trace
+from perfmodel.routing.statistics import selection_counts, top_experts
+from perfmodel.routing.trace import Phase, RoutingTrace
+
+Floats = NDArray[np.float64]
+
+LAGS = (1, 2, 4, 8)
+"""Distances [tokens] at which reuse is matched."""
+
+
+class Moments(NamedTuple):
+    """Statistics of the decode steps of S sequences in L layers, at n sizes of a placement.
+
+    own : [n, S, L], hit rate of the experts that the sequence's prefill used most; NaN without prefill
+    other : [n, S, L], of those that another sequence's prefill used most, mean over all others; NaN for lack of them
+    static : [n, S, L], of the most used ones of one profile for all sequences
+    oracle : [n, S, L], of those that the sequence's own decode steps used most
+    shared : [lags, S, L], picks that repeat one of the token ``lag`` before; pairs : [lags, S], picks that could
+    """
+
+    own: Floats
+    other: Floats
+    static: Floats
+    oracle: Floats
+    shared: Floats
+    pairs: Floats
+
+    @property
+    def reuse(self) -> Floats:
+        """Share of a token's experts that the token ``lag`` before used too, all pairs alike [lags, L].
+
+        NaN for a lag that no sequence is long enough for.
+        """
+        total = np.broadcast_to(self.pairs.sum(1)[:, None], self.shared.shape[::2])
+        reuse: Floats = np.divide(self.shared.sum(1), total, out=np.full(total.shape, np.nan), where=total > 0)
+        return reuse
+
+
+def capacities(experts: int) -> tuple[int, ...]:
+    """A quarter, half and three quarters of the experts, without repetition; at least 1, and not all."""
+    most = max(experts - 1, 1)
+    return tuple(sorted({min(max(round(experts * part / 4), 1), most) for part in (1, 2, 3)}))
+
+
+def moments(trace: RoutingTrace, static: Floats) -> Moments:
+    """Statistics to fit, of sequences that all have decode steps; ``static`` [L, E] is the profile for all."""
+    prefill = selection_counts(trace, "prefill").astype(np.float64)
+    decode = selection_counts(trace, "decode").astype(np.float64)
+    share = decode / np.maximum(decode.sum(-1, keepdims=True), 1)
+    others = trace.num_sequences - 1
+    sizes = capacities(trace.num_experts)
+    own, other, fixed, oracle = np.full((4, len(sizes), trace.num_sequences, trace.num_layers), np.nan)
+    for at, size in enumerate(sizes):
+        oracle[at] = (share * top_experts(decode, size)).sum(-1)
+        fixed[at] = (share * top_experts(static, size)).sum(-1)
+        if trace.has_prefill:
+            placed = top_experts(prefill, size)
+            own[at] = (share * placed).sum(-1)
+            if others:
+                other[at] = ((share * placed.sum(0)).sum(-1) - own[at]) / others
+    return Moments(own, other, fixed, oracle, *_repeats(trace))
+
+
+def inclusion(trace: RoutingTrace, phase: Phase) -> Floats:
+    """Share of a sequence's tokens that pick each expert in one phase [S, L, E]: between 0 and 1, about k in sum.
+
+    Half a pick a layer, spread evenly, is added to every sequence, so that no expert is impossible.
+    """
+    counts = selection_counts(trace, phase)
+    tokens = trace.prompt_len if phase == "prefill" else trace.sequence_lengths - trace.prompt_len
+    found: Floats = (counts + 0.5 / trace.num_experts) / (tokens + 0.5 / trace.top_k)[:, None, None]
+    return found
+
+
+def frequencies_of(share: Floats, top_k: int) -> Floats:
+    """Frequencies [..., E] with which drawing ``top_k`` experts without replacement picks each for a share of tokens.
+
+    The clock of an expert with frequency p rings within t with probability 1 - exp(-p t), and t is when ``top_k``
+    clocks have rung. With one t for all tokens p is proportional to -log(1 - share): within about a tenth for 2 of 8
+    experts of which none is more than four times as frequent as another, and closer for more experts. A single pick
+    has its share as its frequency.
+    """
+    if top_k == 1:
+        return share
+    frequencies: Floats = -np.log1p(-np.minimum(share, 0.999))
+    return frequencies
+
+
+def _repeats(trace: RoutingTrace) -> tuple[Floats, Floats]:
+    shared = np.zeros((len(LAGS), trace.num_sequences, trace.num_layers))
+    pairs = np.zeros((len(LAGS), trace.num_sequences))
+    for s in range(trace.num_sequences):
+        ids = trace.topk_ids[trace.decode_slice(s)]
+        for at, lag in enumerate(LAGS):
+            now, before = ids[lag:], ids[:-lag]
+            found = np.zeros(now.shape, dtype=bool)
+            for pick in range(trace.top_k):
+                found |= now == before[..., pick : pick + 1]
+            assigned = now != trace.unassigned
+            shared[at, s] = (found & assigned).sum((0, 2))
+            pairs[at, s] = assigned.sum() / trace.num_layers
+    return shared, pairs
+
+
+def next_layer_recall(trace: RoutingTrace) -> Floats:
+    """Share of a layer's picks that a table of picks in the layer before foretells [L - 1].
+
+    The table is learnt from the sequences with even numbers and tried on the others, as in
+    :attr:`perfmodel.routing.statistics.Survey.next_layer`.
+    """
+    from perfmodel.kernels.forecast import foretell, learn_pairs  # compiled code is loaded only where it is used
+
+    steps, experts, offsets = trace.num_layers - 1, trace.num_experts, trace.sequence_offsets
+    pairs, (own, following) = np.zeros((steps, experts, experts)), np.zeros((2, steps, experts), np.int64)
+    blocks = open_trace(trace).blocks
+    for block in blocks():
+        learn_pairs(block.ids, block.start, block.first, block.last, offsets, pairs, own, following)
+    chances = (pairs + 0.1) / (own + 1.0)[..., None]
+    found, asked = np.zeros((1, steps, 2), np.int64), np.zeros((1, steps), np.int64)
+    whatever, one_group = np.zeros((steps, experts), np.bool_), np.zeros(trace.num_sequences, np.int64)
+    for block in blocks():
+        foretell(block.ids, block.start, block.first, block.last, offsets, one_group, chances, whatever, found, asked)
+    recall: Floats = found[0, :, 0] / np.maximum(asked[0], 1)
+    return recall

@@ -60,10 +60,19 @@ print(f"equal loads with decode                   {flat.mean():.2f}")
 
 # %%
 scores = importance(trace, alpha=0.5, norm="sum").values
-names = {"own": "own prefill", "uniform": "uniform", "other_sequence": "other sequence", "static": "static"}
-names["oracle"] = "oracle"
+names = {
+    "own": "own prefill",
+    "uniform": "uniform",
+    "other_sequence": "other sequence",
+    "static": "static",
+    "oracle": "oracle",
+}
 counts = range(trace.num_experts + 1)
-rates = pd.DataFrame({k: hit_rate_controls(trace, k, scores)._asdict() for k in counts}).T.rename(columns=names)
+rates = (
+    pd.DataFrame({k: hit_rate_controls(trace, k, scores)._asdict() for k in counts})
+    .T[list(names)]
+    .rename(columns=names)
+)
 rates.index.name = "K"
 print(rates.round(3).to_string())
 

@@ -16,7 +16,9 @@ if _typing.TYPE_CHECKING:
     from perfmodel.losses import build_losses
     from perfmodel.model import MoEModel
     from perfmodel.policies import POLICIES, Policy, parse_policy
-    from perfmodel.routing import RoutingTrace
+    from perfmodel.record import record_trace
+    from perfmodel.routing import FrequencyProfile, RoutingTrace, open_trace
+    from perfmodel.routing.statistics import survey
     from perfmodel.run import Run, evaluate, plan_run
     from perfmodel.scenario import Scenario
     from perfmodel.sweeps.api import run_sweep, sweep
@@ -25,6 +27,7 @@ if _typing.TYPE_CHECKING:
 _HOMES = {
     "BitwidthFront": "bitwidth",
     "Evaluation": "evaluation",
+    "FrequencyProfile": "routing",
     "LossTable": "bitwidth",
     "MoEModel": "model",
     "POLICIES": "policies",
@@ -43,14 +46,17 @@ _HOMES = {
     "load_spec": "hardware",
     "load_system": "hardware",
     "open_dataset": "sweeps.dataset",
+    "open_trace": "routing",
     "optimal_bitwidths": "bitwidth",
     "pareto": "answers",
     "parse_policy": "policies",
     "plan_run": "run",
+    "record_trace": "record",
     "run_sweep": "sweeps.api",
     "select_bitwidths": "bitwidth",
     "sobol_indices": "answers",
     "solve": "answers",
+    "survey": "routing.statistics",
     "sweep": "sweeps.api",
     "tornado": "answers",
     "tune": "answers",
@@ -60,6 +66,7 @@ __all__ = [
     "POLICIES",
     "BitwidthFront",
     "Evaluation",
+    "FrequencyProfile",
     "LossTable",
     "MoEModel",
     "PerfModelError",
@@ -77,14 +84,17 @@ __all__ = [
     "load_spec",
     "load_system",
     "open_dataset",
+    "open_trace",
     "optimal_bitwidths",
     "pareto",
     "parse_policy",
     "plan_run",
+    "record_trace",
     "run_sweep",
     "select_bitwidths",
     "sobol_indices",
     "solve",
+    "survey",
     "sweep",
     "tornado",
     "tune",

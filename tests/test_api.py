@@ -51,6 +51,10 @@ HOMES = {
     "solve": ("perfmodel.answers.inverse", "function"),
     "sweep": ("perfmodel.sweeps.api", "function"),
     "tornado": ("perfmodel.answers.one_at_a_time", "function"),
+    "FrequencyProfile": ("perfmodel.routing.profile", type),
+    "open_trace": ("perfmodel.routing.blocks", "function"),
+    "record_trace": ("perfmodel.record.trace", "function"),
+    "survey": ("perfmodel.routing.statistics.report", "function"),
 }
 
 CHECK = """

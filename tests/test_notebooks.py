@@ -18,6 +18,7 @@ NAMES = (
     "bits_under_a_latency_target",
     "does_prefill_predict_decode",
     "which_experts_get_the_bits",
+    "know_your_trace",
 )
 UPDATE = "python tests/run_notebooks.py brings the notebooks up to date"
 #: A number in running text, not part of a name such as 8x7B or H100.

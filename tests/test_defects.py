@@ -153,7 +153,7 @@ def test_nothing_but_dummy_rows_cannot_be_mended() -> None:
 def test_repeated_layers() -> None:
     trace = made(layers=4)
     damaged = trace.map_layers([0, 1, 2, 3, 1, 1, 2], [1, 2, 3, 4, 10, 11, 12])
-    assert found(damaged)["repeated-layers"] == "3 model layers copies another: 10 of 2, 11 of 2, 12 of 3"
+    assert found(damaged)["repeated-layers"] == "3 model layers copy another: 10 of 2, 11 of 2, 12 of 3"
     same_routing(mended(damaged, "repeated-layers"), trace)
 
 
@@ -305,8 +305,7 @@ def test_looping(period: int) -> None:
     damaged = rows(trace, loop, np.arange(100, 190))
     repeated = len(loop) - 100
     assert (
-        f"1 sequence (number 0) repeat themselves to their end with a period of {period} rows"
-        in found(damaged)["looping"]
+        f"1 sequence (number 0) repeats itself to the end with a period of {period} rows" in found(damaged)["looping"]
     )
     assert f"{repeated} rows in all" in found(damaged)["looping"]
     same_routing(mended(damaged, "looping"), trace)
@@ -324,6 +323,15 @@ def test_a_loop_need_not_repeat_exactly_but_has_to_last_to_the_end() -> None:
     assert "looping" not in found(goes_on)
     in_the_prompt = replace(damaged, prompt_len=np.array([damaged.num_tokens]))
     assert "looping" not in found(in_the_prompt)
+
+
+def test_an_exact_loop_is_nothing_but_a_loop() -> None:
+    trace = made(layers=12)
+    for period in (2, 6, 20):
+        order = np.concatenate([np.arange(60), np.tile(np.arange(60 - period, 60), 8 + 64 // period)])
+        damaged = rows(trace, order, np.arange(60, 140), prompts=[20, 40])
+        assert set(found(damaged)) == {"looping"}
+        assert "interleaved" not in found(mended(damaged, "looping"))
 
 
 def test_rows_that_stand_twice() -> None:
@@ -431,7 +439,7 @@ def test_recordings_of_others(shared: Path, file: str, expected: set[str]) -> No
     trace = RoutingTrace.load(shared / file)
     assert set(found(trace)) == expected
     if "looping" in expected:
-        assert "number 17) repeat themselves to their end with a period of 2 rows" in found(trace)["looping"]
+        assert "number 17) repeats itself to the end with a period of 2 rows" in found(trace)["looping"]
 
 
 # ---- command ----

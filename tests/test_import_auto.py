@@ -82,8 +82,8 @@ def test_defects_are_told_and_mended_on_request(tmp_path: Path) -> None:
 
 
 def test_what_may_be_two_things_is_refused_with_both(tmp_path: Path) -> None:
-    # Two picks of two experts, or counts: with two layers of equal sums nothing tells them apart.
-    np.save(tmp_path / "a.npy", np.array([[[0, 1], [1, 0]], [[1, 0], [0, 1]]]))
+    # Three picks of three experts, or counts: with two layers of equal sums nothing tells them apart.
+    np.save(tmp_path / "a.npy", np.array([[[0, 1, 2], [1, 0, 2]], [[1, 2, 0], [0, 1, 2]]]))
     assert set(recognise(tmp_path / "a.npy")) == {"vllm", "moe-infinity"}
     with pytest.raises(TraceError, match=r"may be of 2 formats.*vllm \(.*moe-infinity \(|moe-infinity \(.*vllm \("):
         import_files("auto", [tmp_path / "a.npy"])
@@ -219,7 +219,7 @@ def test_counts_become_a_profile(tmp_path: Path) -> None:
         (("vllm", "none.npy", "-o", "o.npz"), ("none.npy", "no such file")),
         (("vllm", "r.npy", "-o", "o.txt"), ("o.txt",)),
         (("vllm", "r.npy", "-o", "o.npz"), ("r.npy", "--prompt-len")),
-        (("vllm", "r.npy", "-o", "o.npz", "--prompt-len", "x"), ("x", "no such file")),
+        (("vllm", "r.npy", "-o", "o.npz", "--prompt-len", "x"), ("--prompt-len: found", "x", "a file of them")),
         (("vllm", "r.npy", "-o", "o.npz", "--prompt-len", "1,,2"), ("--prompt-len",)),
         (("vllm", "r.npy", "-o", "o.npz", "--prompt-len", "bad.txt"), ("--prompt-len: bad.txt: line 1", "x")),
         (("vllm", "r.npy", "-o", "o.npz", "--prompt-len", "9" * 30), ("--prompt-len",)),
@@ -371,3 +371,64 @@ def test_a_declared_shape_must_be_there(tmp_path: Path) -> None:
         arrays.read_npy(tmp_path / "b.npy")
     np.save(tmp_path / "big.npy", np.arange(6, dtype=">i4").reshape(2, 3).T)
     np.testing.assert_array_equal(arrays.read_npy(tmp_path / "big.npy"), np.arange(6).reshape(2, 3).T)
+
+
+# ---- what is nearly of a format ----
+
+
+def test_what_keeps_a_file_from_being_recognised_is_said(tmp_path: Path) -> None:
+    ids = np.argsort(np.random.default_rng(0).random((12, 3, 8)), axis=2)[:, :, :4]
+    twice, far = ids.copy(), ids.copy()
+    twice[5, 1, 1] = twice[5, 1, 0]
+    far[2, 0, 0] = 2**30
+    counts = np.random.default_rng(0).multinomial(60, np.ones(8) / 8, size=(5, 3)).astype(float)
+    damaged, negative = counts.copy(), counts.copy()
+    damaged[0, 1, 2], negative[0, 1, 2] = np.nan, -1
+    for array, message in (
+        (twice, r"looks like vllm, but token 5, layer row 1 picks expert \d twice$"),
+        (ids.astype(np.float32), "looks like vllm, but has dtype float32, expected integers"),
+        (far, "looks like vllm, but holds 0 to 1073741824, expected experts"),
+        (ids[:, 0], r"looks like vllm, but has shape \(12, 4\), expected \[tokens, layers, picks\]"),
+        (damaged, r"looks like moe-infinity, but \[0, 1, 2\] is nan, expected whole numbers >= 0"),
+        (negative, r"looks like moe-infinity, but \[0, 1, 2\] is -1.0, expected whole numbers >= 0"),
+    ):
+        np.save(tmp_path / "a.npy", array)
+        with pytest.raises(TraceError, match=rf"a\.npy: is of no known format.*{message}"):
+            import_files("auto", [tmp_path / "a.npy"])
+    for document in ({"routed_experts": None, "prompt_len": 1}, [{"routed_experts": None}]):
+        (tmp_path / "a.json").write_text(json.dumps(document))
+        with pytest.raises(TraceError, match="request 0 is an object with routed_experts"):
+            import_files("auto", [tmp_path / "a.json"])
+
+
+def test_a_profile_is_none_already(tmp_path: Path) -> None:
+    FrequencyProfile.from_ktransformers([[3, 1, 2], [1, 1, 4]]).save(tmp_path / "p.npz")
+    with pytest.raises(TraceError, match=r"is a frequency profile already, .*static:profile=FILE, trace synth"):
+        import_files("auto", [tmp_path / "p.npz"])
+
+
+def test_what_is_done_about_a_finding_reads_on_after_would(tmp_path: Path) -> None:
+    table = np.array([[0, 0, 0], [3, 1, 2], [2, 2, 2]])
+    np.save(tmp_path / "a.npy", table)
+    (finding,) = import_files("ktransformers", [tmp_path / "a.npy"]).findings
+    assert finding.mend == "leave them out, for they hold no routing"
+
+
+def test_one_sequence_is_one(tmp_path: Path) -> None:
+    made().sequences([0]).save(tmp_path / "a.npz")
+    out = commands.run("trace", "import", "auto", tmp_path / "a.npz", "-o", tmp_path / "b.npz").out
+    assert "1 sequence: 3 prefill" in out
+
+
+@pytest.mark.parametrize("keep", [0.2, 0.5, 0.95])
+def test_a_cut_file_of_tensors_is_called_one(tmp_path: Path, keep: float) -> None:
+    import io
+    import zipfile
+
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02]q\x00." + bytes(2000))
+        archive.writestr("archive/version", b"3\n")
+    (tmp_path / "a.pt").write_bytes(whole.getvalue()[: int(keep * len(whole.getvalue()))])
+    with pytest.raises(TraceError, match=r"a\.pt: cannot be read as a \.pt file"):
+        import_files("auto", [tmp_path / "a.pt"])

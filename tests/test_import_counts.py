@@ -130,13 +130,14 @@ TABLES = arrays.arrays(
 
 @given(table=TABLES)
 def test_tables_come_back_without_unused_layers(table: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = saved(tmp_path_factory.mktemp("table"), table)
+    folder = tmp_path_factory.mktemp("table")
+    np.savez(folder / "table.npz", activation_freq=table)
+    assert list(recognise(folder / "table.npz")) == ["ktransformers"]
+    path = saved(folder, table)
     used = [row for row, counts in enumerate(table.tolist()) if any(counts)]
     if not used:
         assert "no expert was used" in refused("ktransformers", path)
-        assert "ktransformers" not in recognise(path)
         return
-    assert "ktransformers" in recognise(path)
     profile, defects = read("ktransformers", path)
     assert_array_equal(profile.counts, table[used].astype(np.float64))
     assert profile.layer_index.tolist() == used
@@ -145,13 +146,55 @@ def test_tables_come_back_without_unused_layers(table: np.ndarray, tmp_path_fact
     assert profile.scale == ("counts" if whole else "shares")
 
 
+@given(data=st.data())
+def test_sums_show_that_a_matrix_counts_picks(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    layers, experts = data.draw(st.integers(2, 20)), data.draw(st.integers(4, 64))
+    counts = random.multinomial(data.draw(st.integers(50, 1000)), random.dirichlet(np.ones(experts)), size=layers)
+    folder = tmp_path_factory.mktemp("table")
+    with_dense = np.concatenate([np.zeros((1, experts), int), counts])
+    for table in (counts, with_dense, counts.astype(np.float32), counts / counts.sum(axis=1, keepdims=True)):
+        assert list(recognise(saved(folder, table))) == ["ktransformers"]
+    off = counts.copy()
+    off[0, 0] += 1
+    for table in (off, off / off.sum(), counts[:1]):
+        assert recognise(saved(folder, table)) == {}
+
+
+RANDOM = np.random.default_rng(5)
+PICKED = RANDOM.random((200, 64)).argsort(axis=1)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (PICKED[:, :8], r"looks like vllm, but has shape \(200, 8\), expected \[tokens, layers, picks\]"),
+        (np.arange(32)[:, None] * 8 + np.arange(8), "looks like ktransformers, but .* neither one sum"),
+        (PICKED[:, :8].argsort(axis=1).argsort(axis=1), "looks like vllm"),  # ranks: each row the same numbers
+        ((PICKED < 4).astype(np.int8), "looks like vllm"),  # masks of four picks
+        (RANDOM.integers(0, 32_000, (200, 8)), "looks like"),  # words
+        (RANDOM.random((5000, 64)).astype(np.float32), "is of no known format"),
+        (np.sort(RANDOM.dirichlet(np.ones(4), size=50))[:, ::-1], "neither one sum"),  # weights of picks
+        (RANDOM.normal(size=(24, 60)) ** 2, "neither one sum"),
+        (PICKED[None, :, :8] == 0, "is of no known format"),
+        (np.zeros((4, 8, 8)), "looks like moe-infinity, but .*zeros and ones only"),
+        (np.eye(8)[PICKED[:, :3] % 8], "zeros and ones only"),
+    ],
+)
+def test_numbers_of_which_nothing_tells_what_they_are(tmp_path: Path, array: np.ndarray, message: str) -> None:
+    path = saved(tmp_path, array)
+    assert recognise(path) == {}
+    with pytest.raises(TraceError, match=message):
+        import_files("auto", [path])
+
+
 def test_every_way_to_store_a_table(tmp_path: Path) -> None:
     table = np.array([[1.0, 2.0, 3.0], [3.0, 0.0, 1.0]])
     files = [saved(tmp_path, table), tmp_path / "t.npz", tmp_path / "t.safetensors"]
     np.savez(files[1], activation_freq=table)
     save_file({"activation_freq": table}, files[2])
     for path in files:
-        assert list(recognise(path)) == ["ktransformers"]
+        assert list(recognise(path)) == ([] if path == files[0] else ["ktransformers"])
         assert_array_equal(read("ktransformers", path)[0].counts, table)
     assert_array_equal(FrequencyProfile.from_ktransformers(table.tolist()).counts, table)
     assert FrequencyProfile.from_ktransformers(files[0], model="m", top_k=2, num_experts=3).top_k == 2

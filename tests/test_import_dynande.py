@@ -230,3 +230,16 @@ def test_recognised_by_content(tmp_path: Path) -> None:
     for text, found in ((GOOD, True), ("layer_id,expert_ids\n", False), ("Expert_ID,Token_Count\n", False)):
         file.write_text(text)
         assert (recognise(Probe.of(file)) is not None) == found
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8"])
+def test_indices_of_unsigned_types(tmp_path: Path, dtype: str) -> None:
+    ids = np.array([[255, 0], [3, 255], [1, 2], [255, 9]])
+    scores = np.tile(np.float32([0.6, 0.4]), (4, 1))
+    np.savez(
+        tmp_path / "a.npz", indices=ids.astype(dtype), scores=scores, samples=np.arange(4), layer=3,
+        num_sequences=2, sequence_length=2,
+    )  # fmt: skip
+    trace = load([tmp_path / "a.npz"], sequence_len=None)
+    np.testing.assert_array_equal(trace.topk_ids[:, 0], ids)
+    assert trace.num_experts == 256

@@ -84,7 +84,7 @@ def test_a_part_of_a_prompt_may_not_reach_the_last_layer(tmp_path: Path) -> None
         Finding(
             "padding",
             "layer 6: 4 tokens of prompts have no picks; llama.cpp computes only the last one",
-            "left unassigned",
+            "leave them unassigned",
             mended=True,
         ),
     )

@@ -295,6 +295,7 @@ def test_an_encoder_is_all_prefill_and_experts_have_a_capacity(tmp_path: Path) -
     logits = np.zeros((1, 2, 4, EXPERTS))
     logits[0, 0, :, 5] = 1  # four tokens of one sequence for one expert
     logits[0, 1, :2, 5] = logits[0, 1, 2:, 6] = 1
+    logits *= 2
     np.savez(tmp_path / "a.npz", encoder_router_logits=logits)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "switch_transformers", "expert_capacity": 2}))
     with pytest.raises(TraceError, match=r"a\.npz: has 1 MoE layers; which of the model's they are says --layers"):
@@ -419,3 +420,47 @@ def test_other_files_are_not_recognised(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("router_logits\n")
     for name in ("a.npz", "b.json", "c.txt"):
         assert recognise(Probe.of(tmp_path / name)) is None
+
+
+def test_probabilities_are_no_logits(tmp_path: Path) -> None:
+    logits = np.random.default_rng(0).normal(size=(2, 6, EXPERTS)).astype(np.float32)
+    shares = np.exp(logits) / np.exp(logits).sum(axis=2, keepdims=True)
+    for dtype in (np.float32, np.float16):
+        np.savez(tmp_path / "a.npz", router_logits=shares.astype(dtype))
+        with pytest.raises(
+            TraceError, match=r"MoE layer 0 holds probabilities .* expected logits; .* logarithms of these"
+        ):
+            load(tmp_path / "a.npz", sequence_len=(6,))
+    np.savez(tmp_path / "a.npz", router_logits=logits)
+    np.savez(tmp_path / "b.npz", router_logits=np.log(shares))
+    first, second = (load(tmp_path / name, sequence_len=(6,)) for name in ("a.npz", "b.npz"))
+    np.testing.assert_array_equal(first.topk_ids, second.topk_ids)
+    assert first.topk_weights is not None
+    assert second.topk_weights is not None
+    np.testing.assert_allclose(first.topk_weights, second.topk_weights, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", ["layer_{}", "layer{}", "arr_{}"])
+def test_arrays_that_are_only_numbered(tmp_path: Path, name: str) -> None:
+    logits = np.random.default_rng(0).normal(size=(11, 6, EXPERTS)).astype(np.float32)
+    np.savez(tmp_path / "a.npz", router_logits=logits)
+    np.savez(tmp_path / "b.npz", **{name.format(i): one for i, one in enumerate(logits)}, prompt_len=[4])
+    assert recognise(Probe.of(tmp_path / "b.npz")) == "holds router_logits.0"
+    first, second = (load(tmp_path / file, sequence_len=(6,), prompt_len=(4,)) for file in ("a.npz", "b.npz"))
+    np.testing.assert_array_equal(first.topk_ids, second.topk_ids)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"layer_0": np.zeros((6, 8)), "layer_2": np.zeros((6, 8))},  # a gap
+        {"layer_0": np.zeros((6, 8)), "layer_1": np.zeros((6, 7))},
+        {"layer_0": np.zeros((6, 8)), "weights": np.zeros((6, 8))},
+        {"layer_0": np.zeros((6, 8), int)},
+        {"layer_0": np.zeros((6, 5000))},  # hidden states
+        {"layer_0": np.zeros(8)},
+    ],
+)
+def test_numbered_arrays_that_may_be_anything(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)
+    assert recognise(Probe.of(tmp_path / "a.npz")) is None

@@ -15,7 +15,7 @@ from perfmodel.errors import TraceError
 from perfmodel.routing import RoutingTrace
 from perfmodel.routing.importers import import_files, recognise
 from perfmodel.routing.importers.base import ImportOptions
-from perfmodel.routing.importers.requests import Pass, Requests
+from perfmodel.routing.importers.requests import Pass, rows_of, rows_one_by_one
 from perfmodel.routing.profile import FrequencyProfile
 
 LAYERS, SLOTS, TOP_K = 3, 8, 2
@@ -134,7 +134,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         (dump(STEPS[0], mapping=MAP[:2]), "has 3 layers, the map of slots 2"),
         (dump(STEPS[0], mapping=MAP - 1), "holds -1 to 4, expected experts"),
         (dump(STEPS[0], mapping=MAP * 2.5), "has dtype float64"),
-        (dump(STEPS[0], mapping=MAP[:, :4]), r"allowed: slots 0\.\.3, or -1"),
+        (dump(STEPS[0], mapping=MAP[:, :4] % 4), r"allowed: slots 0\.\.3, or -1"),
         (changed(positions=[0, 1, 3, 1, 2]), "record 0: positions of an extended request do not follow"),
         (changed(positions=[0, 1, 2, 1]), "5 input_ids, 4 positions"),
         (changed(positions=[[0], [1]]), "positions has shape"),
@@ -169,68 +169,218 @@ def test_requests_that_cannot_be_told_apart(tmp_path: Path) -> None:
 # ---- a server, played step by step ----
 
 
-@st.composite
-def schedules(draw: st.DrawFn) -> tuple[list[Pass], list[tuple[list[int], int]]]:
-    """Passes of a made-up server, and of each request the picks of its tokens and the length of its prompt.
+class Server:
+    """The order in which SGLang keeps requests, with picks that number the tokens of all requests.
 
-    Every pick is the number of its token over all requests, so that each row says whose it is.
+    Prompts join behind those that run. A mixed pass reads prompts and lets every running request decode, in this
+    order, and what runs from then on is that pass's batch; a prompt that is not at its end yet joins when it is.
     """
-    passes: list[Pass] = []
-    every: list[tuple[list[int], int]] = []
-    running: list[list[int]] = []  # request, position, steps left
-    numbers = iter(range(10**6))
 
-    def put(parts: list[tuple[int, int, int]], extends: list[int], mixed: bool) -> None:
-        positions, ids = [], []
-        for request, first, size in parts:
-            own = [next(numbers) for _ in range(size)]
-            every[request][0].extend(own)
-            positions += range(first, first + size)
-            ids += own
-        array = np.array(ids, np.int32)[None, :, None]
-        passes.append(Pass("step", array, np.array(positions), np.zeros(len(ids), int), extends, mixed))
+    def __init__(self) -> None:
+        self.passes: list[Pass] = []
+        self.every: list[tuple[list[int], int]] = []
+        self.running: list[list[int]] = []  # request, next position, steps left
+        self.numbers = 0
 
+    def run(self, parts: list[tuple[int, int, int]], extends: list[int], mixed: bool) -> None:
+        positions: list[int] = []
+        first = self.numbers
+        for request, start, size in parts:
+            self.every[request][0].extend(range(self.numbers, self.numbers + size))
+            positions += range(start, start + size)
+            self.numbers += size
+        ids = np.arange(first, self.numbers, dtype=np.int32)[None, :, None]
+        self.passes.append(Pass("step", ids, np.array(positions), np.zeros(len(positions), np.int64), extends, mixed))
+
+    def decoded(self) -> tuple[list[tuple[int, int, int]], list[list[int]]]:
+        """What running requests put into a pass, and those that run on after it."""
+        return [(r, at, 1) for r, at, _ in self.running], [[r, at + 1, n - 1] for r, at, n in self.running if n > 1]
+
+    def decode(self) -> None:
+        if self.running:
+            parts, running = self.decoded()
+            self.run(parts, [], False)
+            self.running = running
+
+    def extend(self, parts: list[tuple[int, int, int]], joining: list[list[int]], mixed: bool) -> None:
+        mixed = mixed and bool(self.running)
+        steps, running = self.decoded() if mixed else ([], self.running)
+        every = parts + steps
+        self.run(every, [size for _, _, size in every], mixed)
+        begun = [one for one in joining if one[2]]
+        self.running = [*begun, *running] if mixed else [*running, *begun]
+
+
+@st.composite
+def schedules(draw: st.DrawFn, apart: bool) -> Server:
+    """A server's passes; where ``apart``, no two requests ever stand at the same position."""
+    server = Server()
     for _ in range(draw(st.integers(1, 6))):
-        begun = []
-        parts: list[tuple[int, int, int]] = []
-        for _ in range(draw(st.integers(1, 2))):
-            # Lengths that differ by more than a request decodes, so that no two are ever at the same position.
-            prompt, cached = 20 * (len(every) + 1), draw(st.integers(0, 3))
-            every.append(([], prompt))
-            begun.append([len(every) - 1, cached + prompt, draw(st.integers(0, 6))])
-            parts.append((len(every) - 1, cached, prompt))
+        parts, begun = [], []
+        for _ in range(draw(st.integers(1, 3))):
+            number = len(server.every)
+            prompt = 20 * (number + 1) if apart else draw(st.integers(2, 6))
+            cached = draw(st.integers(0, 3)) if apart else 0
+            server.every.append(([], prompt))
+            begun.append([number, cached + prompt, draw(st.integers(0, 6))])
+            parts.append((number, cached, prompt))
         request, first, size = parts.pop()
         cut = draw(st.integers(1, size))
-        for start, stop in ((0, cut), (cut, size)):
-            if start == stop:
-                continue
-            pieces = [*parts, (request, first + start, stop - start)]
-            mixed = draw(st.booleans())
-            steps = [(r, at, 1) for r, at, _ in running] if mixed else []
-            put(pieces + steps, [n for _, _, n in pieces + steps], mixed)
-            if mixed:
-                running = [[r, at + 1, left - 1] for r, at, left in running if left > 1]
-            # Whoever is read to the end joins; the prompt that was cut in two does so after its second half.
-            joining = begun[:-1] if stop < size else begun
-            running += [one for one in joining if one[2]]
-            begun, parts = begun[len(joining) :], []
+        if cut < size:
+            server.extend([*parts, (request, first, cut)], begun[:-1], draw(st.booleans()))
+            server.extend([(request, first + cut, size - cut)], begun[-1:], draw(st.booleans()))
+        else:
+            server.extend([*parts, (request, first, size)], begun, draw(st.booleans()))
         for _ in range(draw(st.integers(0, 4))):
-            if running:
-                put([(r, at, 1) for r, at, _ in running], [], False)
-                running = [[r, at + 1, left - 1] for r, at, left in running if left > 1]
-    return passes, every
+            server.decode()
+    return server
 
 
-@given(schedules())
-def test_every_token_goes_to_its_request(played: tuple[list[Pass], list[tuple[list[int], int]]]) -> None:
-    passes, every = played
-    requests = Requests("dump")
-    for one in passes:
-        requests.add(one)
-    rows, lengths, prompts = requests.rows()
-    ids: NDArray[np.int32] = np.concatenate([one.ids for one in passes], axis=1)[0, rows, 0]
-    assert [one.tolist() for one in np.split(ids, np.cumsum(lengths)[:-1])] == [own for own, _ in every]
-    assert prompts == [prompt for _, prompt in every]
+def told(server: Server) -> tuple[list[list[int]], list[int]]:
+    found = rows_of(server.passes, "dump")
+    ids: NDArray[np.int32] = np.concatenate([one.ids for one in server.passes], axis=1)[0, found.order, 0]
+    return [one.tolist() for one in np.split(ids, np.cumsum(found.lengths)[:-1])], found.prompts
+
+
+@given(schedules(apart=True))
+def test_every_token_goes_to_its_request(server: Server) -> None:
+    assert told(server) == ([own for own, _ in server.every], [prompt for _, prompt in server.every])
+
+
+@given(schedules(apart=False))
+def test_requests_at_one_position_are_told_apart_or_refused(server: Server) -> None:
+    """Nothing but the order of a pass tells them apart, so that a wrong order swaps their tokens."""
+    try:
+        found = told(server)
+    except TraceError as error:
+        if "tell their tokens apart" not in str(error):
+            raise
+        return
+    assert found == ([own for own, _ in server.every], [prompt for _, prompt in server.every])
+
+
+def test_a_mixed_pass_puts_those_that_it_begins_first() -> None:
+    server = Server()
+    server.every = [([], 3), ([], 4)]
+    server.extend([(0, 0, 3)], [[0, 3, 4]], False)
+    server.extend([(1, 0, 4)], [[1, 4, 3]], True)  # request 0 decodes in the same pass, at position 3
+    for _ in range(3):
+        server.decode()  # both at positions 4, 5, 6
+    assert told(server)[0] == [own for own, _ in server.every]
+    assert server.every[0][0] == [0, 1, 2, 7, 9, 11, 13]
+
+
+def test_a_prompt_that_goes_on_does_not_decode_in_the_same_pass() -> None:
+    server = Server()
+    server.every = [([], 4), ([], 8)]
+    server.extend([(0, 0, 4)], [[0, 4, 3]], False)
+    server.extend([(1, 0, 2)], [], True)
+    server.extend([(1, 2, 3)], [], True)  # ends at position 5, where request 0 decodes
+    server.extend([(1, 5, 3)], [[1, 8, 1]], True)
+    server.decode()
+    assert told(server)[0] == [own for own, _ in server.every]
+
+
+# ---- one request at a time ----
+
+#: Request 0 ends where the prompt of request 1 ends too.
+SERIAL = (
+    record(3, [0, 1, 2], 1, [3], seed=1),
+    record(1, [3], 2, None, seed=2),
+    record(4, [0, 1, 2, 3], 1, [4], seed=3),
+    record(1, [4], 2, None, seed=4),
+    record(1, [5], 2, None, seed=5),
+)
+
+
+def test_requests_made_one_at_a_time_may_end_at_one_position(tmp_path: Path) -> None:
+    file = write(tmp_path, dump(*SERIAL))
+    with pytest.raises(TraceError, match=r"if requests were made one at a time, --sequence-len .*passes 4,6\)"):
+        RoutingTrace.from_sglang(file)
+    trace = RoutingTrace.from_sglang(file, sequence_len=[4, 6])
+    assert trace.sequence_lengths.tolist() == [4, 6]
+    assert trace.prompt_len.tolist() == [3, 4]
+    slots = np.concatenate([one["topk_ids_of_layer"][1, :, :TOP_K] for one in SERIAL])
+    np.testing.assert_array_equal(trace.topk_ids[:, 0], MAP[1][slots])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([5, 5], "sequence 0 is not one request with all its rows"),
+        ([10], "sequence 0 is not one request with all its rows"),
+        ([4, 5], "adds up to 9 rows, the file has 10"),
+    ],
+)
+def test_lengths_that_the_passes_deny(tmp_path: Path, lengths: list[int], message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        RoutingTrace.from_sglang(write(tmp_path, dump(*SERIAL)), sequence_len=lengths)
+
+
+def test_lengths_are_for_requests_made_one_at_a_time(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="record 0: holds several requests; --sequence-len is for"):
+        RoutingTrace.from_sglang(write(tmp_path, dump(*STEPS)), sequence_len=9)
+    files = [write(tmp_path, dump(*SERIAL), f"{rank}.json") for rank in range(2)]
+    with pytest.raises(TraceError, match="--sequence-len is for requests made one at a time, in one file"):
+        RoutingTrace.from_sglang(*files, sequence_len=[4, 6])
+
+
+def test_long_prompts_of_requests_made_one_at_a_time() -> None:
+    passes = [
+        Pass("step", np.zeros((1, len(at), 1), np.int32), np.array(at), np.zeros(len(at), int), extends, False)
+        for at, extends in (([2, 3], [2]), ([4, 5], [2]), ([6], []), ([0, 1], [2]))
+    ]
+    found = rows_one_by_one(passes, np.array([5, 2]), "dump")
+    assert (found.lengths, found.prompts, found.cached) == ([5, 2], [4, 2], [2, 0])
+
+
+def test_tokens_from_the_servers_cache_are_a_finding(tmp_path: Path) -> None:
+    found = import_files("sglang", [write(tmp_path, dump(*STEPS))]).findings
+    (cached,) = [one for one in found if one.defect == "missing-phase"]
+    assert "1 tokens at the start of 1 prompt have no rows" in cached.found
+    assert cached.mend is None
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8"])
+def test_slots_of_unsigned_types(tmp_path: Path, dtype: str) -> None:
+    experts = np.arange(256, dtype=dtype)
+    ids = np.array([[[255, 0], [7, 255], [1, 2]]], dtype)  # one layer, three tokens
+    np.savez(
+        tmp_path / "dump.npz",
+        **{
+            "records/0/input_ids": np.arange(3, dtype=dtype),
+            "records/0/positions": np.arange(3, dtype=dtype),
+            "records/0/extend_seq_lens": np.array([3], dtype),
+            "records/0/forward_mode": np.array(1, dtype),
+            "records/0/topk_ids_of_layer": ids,
+            "last_physical_to_logical_map": experts[None],
+        },  # type: ignore[arg-type]
+    )
+    trace = RoutingTrace.from_sglang(tmp_path / "dump.npz")
+    np.testing.assert_array_equal(trace.topk_ids[:, 0], ids[0])
+    np.savez(tmp_path / "stat.npz", logical_count=np.array([[[1, 255], [254, 2]]], dtype))
+    np.testing.assert_array_equal(FrequencyProfile.from_sglang_stat(tmp_path / "stat.npz").counts, [[1, 255], [254, 2]])
+
+
+def test_a_stated_prompt_may_not_be_contradicted(tmp_path: Path) -> None:
+    text = base64.b64encode(np.arange(24, dtype="<i4").reshape(6, 2, 2) % 5).decode()
+    info = {"routed_experts": text, "prompt_tokens": 4, "completion_tokens": 3}
+    file = write(tmp_path, {"meta_info": info}, "answer.json")
+    options = {"top_k": 2, "layers": [0, 1]}
+    assert RoutingTrace.from_sglang_response(file, prompt_len=4, **options).prompt_len.tolist() == [4]
+    with pytest.raises(TraceError, match="says that sequence 0 has 4 prompt rows, --prompt-len says 5"):
+        RoutingTrace.from_sglang_response(file, prompt_len=5, **options)
+
+
+def test_a_text_in_place_of_a_list_is_not_printed() -> None:
+    with pytest.raises(TraceError, match=r"^found one text of 400 letters, expected a path or a list of base64 texts$"):
+        RoutingTrace.from_sglang_response("QUJD" * 100, prompt_len=1)
+
+
+def test_a_map_names_experts_that_have_a_slot(tmp_path: Path) -> None:
+    mapping = np.where(np.arange(SLOTS) == 3, 99, MAP)
+    with pytest.raises(TraceError, match="last_physical_to_logical_map names expert 99 for 8 slots a layer"):
+        RoutingTrace.from_sglang(write(tmp_path, dump(*STEPS, mapping=mapping)))
 
 
 # ---- counts ----

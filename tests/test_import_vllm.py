@@ -125,7 +125,11 @@ def test_one_long_array_of_several_sequences_and_other_layer_numbers(tmp_path: P
         (picks(4), {"prompt_len": 1, "top_k": 2}, "--top-k: has no meaning for the format vllm"),
         (picks(4), {"prompt_len": -1}, "--prompt-len is -1"),
         (picks(4), {"prompt_len": 1, "layer": 3}, "no import option is called 'layer'"),
-        (picks(4)[0], {"prompt_len": 1}, r"has shape \(3, 2\), expected 3 axes"),
+        (
+            picks(4)[0],
+            {"prompt_len": 1},
+            r"has shape \(3, 2\), expected \[tokens, layers, picks\]; picks of one layer need an axis",
+        ),
         (picks(4).astype(np.float32), {"prompt_len": 1}, "has dtype float32"),
         (np.zeros((4, 3, 2), np.int32), {"prompt_len": 1}, "every layer holds the filler"),
         (picks(4)[:0], {"prompt_len": 0}, "holds no picks"),
@@ -255,7 +259,10 @@ def test_the_profiler_of_generated_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([route(0, [0, 1]), {"type": "meta"}], "line 3: a meta line below the first"),
+        (
+            [route(0, [0, 1]), {"type": "meta"}],
+            "line 3: a meta line that says nothing for model_id, where the first says 'toy-moe'",
+        ),
         ([], "holds no lines with picks"),
         ([route(0, [0, 1, 2])], "line 2: topk_ids has 3 picks, expected 2"),
         ([route(0, [])], r"line 2: topk_ids is \[\], expected a list"),
@@ -277,7 +284,10 @@ def test_the_profiler_of_generated_tokens(tmp_path: Path) -> None:
         ([route(t, [1, 1]) for t in (0, 1, 0)], "picks expert 1 twice"),
         ([3], "line 2 is 3, expected an object"),
         ([route(t, [0, 1]) for t in (0, 0, 1)], "starts with a forward call of one token"),
-        ([route(t, [0, 1]) for t in (0, 1, 0, 0, 1, 0, 1)], "calls of several tokens follow each other"),
+        (
+            [route(t, [0, 1]) for t in (0, 1, 0, 0, 1, 0, 1)],
+            "calls of 2 and 2 tokens follow each other: one prompt that was read in pieces",
+        ),
         ([route(t, [0, 1], request=r) for r in "ab" for t in (0, 1, 0, 0, 1)], "a request has a second forward call"),
         ([route(0, [0, 1], request=r) for r in "abab"], "requests take turns|--prompt-len"),
     ],
@@ -317,3 +327,110 @@ def test_phases_are_those_of_the_requests_served(requests: list[tuple[int, int]]
     lengths, prompts = phases_of_calls(np.array(tokens), np.array(names), ImportOptions(), "log")
     assert lengths.tolist() == [prompt + steps for prompt, steps in requests]
     assert prompts.tolist() == [prompt for prompt, _ in requests]
+
+
+# ---- ids without a sign ----
+
+UNSIGNED = ("u1", "u2", "u4", "u8", ">u2")
+
+
+@pytest.mark.parametrize("dtype", UNSIGNED)
+@pytest.mark.parametrize("name", ["a.npy", "a.npz"])
+def test_ids_of_unsigned_types_have_no_mark_of_none(tmp_path: Path, dtype: str, name: str) -> None:
+    """255 of 256 experts is one like any other; so is the largest of every other type, where it is a number at all."""
+    rng = np.random.default_rng(3)
+    ids = rng.permuted(np.tile(np.arange(256), (40, 3, 1)), axis=2)[:, :, :8]
+    ids[0, 0, 0] = 255
+    ids[0, 0, 1:] = np.arange(7)
+    ids[:, 1] = 0
+    (np.save if name == "a.npy" else np.savez)(tmp_path / name, ids.astype(dtype))  # type: ignore[operator]
+    for said in ({}, {"num_experts": 256}):
+        found = import_files("auto", [tmp_path / name], ImportOptions(prompt_len=(10,), **said))
+        assert isinstance(found.result, RoutingTrace)
+        np.testing.assert_array_equal(found.result.topk_ids, ids[:, [0, 2]])
+        assert found.result.num_experts == 256
+    ids[5] = 0  # a row that was never written, among others
+    memory = RoutingTrace.from_vllm(ids.astype(dtype), prompt_len=10)
+    assert (memory.topk_ids[5] == memory.unassigned).all()
+    assert memory.topk_ids[0, 0, 0] == 255
+
+
+def test_ids_beyond_every_signed_type_are_refused() -> None:
+    with pytest.raises(TraceError, match="holds 18446744073709551615, which is too large"):
+        RoutingTrace.from_vllm(np.full((3, 2, 2), 2**64 - 1, np.uint64), prompt_len=1)
+
+
+# ---- prompts that are stated twice ----
+
+
+@pytest.mark.parametrize("kind", ["json", "npz"])
+def test_a_prompt_length_that_contradicts_the_file_is_refused(tmp_path: Path, kind: str) -> None:
+    ids = picks(6)
+    file = tmp_path / f"a.{kind}"
+    if kind == "json":
+        file.write_text(json.dumps({"routed_experts": ids.tolist(), "prompt_token_ids": [7, 8, 9]}))
+    else:
+        np.savez(file, routed_experts_0=ids, prompt_len=[3])
+    assert RoutingTrace.from_vllm(file, prompt_len=3).prompt_len.tolist() == [3]
+    with pytest.raises(TraceError, match=r"says that sequence 0 has 3 prompt rows, --prompt-len says 4"):
+        RoutingTrace.from_vllm(file, prompt_len=4)
+
+
+def test_messages_do_not_print_what_is_long(tmp_path: Path) -> None:
+    ids = picks(30)
+    np.savez(tmp_path / "a.npz", routed_experts=ids, prompt_len=np.arange(20))
+    with pytest.raises(TraceError, match=r"prompt_len is an array \(20,\) of int64, expected an integer >= 0"):
+        RoutingTrace.from_vllm(tmp_path / "a.npz")
+    (tmp_path / "a.json").write_text(json.dumps([{"meta_info": {"routed_experts": "QUJD" * 99}, "text": "x"}]))
+    with pytest.raises(TraceError, match="request 0 is an object with meta_info, text, expected an object with routed"):
+        RoutingTrace.from_vllm(tmp_path / "a.json", prompt_len=1)
+
+
+# ---- prompts in several calls, and loggers that begin anew ----
+
+
+def calls(*sizes: int, alike: int = 0) -> list[dict[str, Any]]:
+    """Lines of forward calls of one layer, whose counter starts anew; rows of the first ``alike`` calls are all one."""
+    ids = np.argsort(np.random.default_rng(1).random((sum(sizes), EXPERTS)), axis=1)[:, :TOP_K].tolist()
+    lines, at = [], 0
+    for number, size in enumerate(sizes):
+        lines += [route(t, ids[at if number < alike else at + t]) for t in range(size)]
+        at += size
+    return lines
+
+
+def test_a_prompt_in_pieces_needs_its_length(tmp_path: Path) -> None:
+    file = write(tmp_path, calls(8, 8, 4, 1, 1, 1))
+    with pytest.raises(
+        TraceError, match="calls of 8 and 8 tokens follow each other: one prompt that was read in pieces"
+    ):
+        RoutingTrace.from_vllm_jsonl(file)
+    trace = RoutingTrace.from_vllm_jsonl(file, prompt_len=20)
+    assert (trace.sequence_lengths.tolist(), trace.prompt_len.tolist()) == ([23], [20])
+    with pytest.raises(TraceError, match="--prompt-len is 18 for sequence 0, which ends within a forward call"):
+        RoutingTrace.from_vllm_jsonl(file, prompt_len=18)
+    several = write(tmp_path, calls(8, 4, 1, 1, 6, 1))
+    trace = RoutingTrace.from_vllm_jsonl(several, prompt_len=[12, 6])
+    assert (trace.sequence_lengths.tolist(), trace.prompt_len.tolist()) == ([14, 7], [12, 6])
+    # The last piece may be a call of one token.
+    assert RoutingTrace.from_vllm_jsonl(write(tmp_path, calls(8, 8, 1, 1, 1)), prompt_len=17).num_sequences == 1
+
+
+def test_trial_runs_are_kept_apart_from_the_first_prompt(tmp_path: Path) -> None:
+    trace = RoutingTrace.from_vllm_jsonl(write(tmp_path, calls(70, 70, 5, 1, 1, alike=2)))
+    assert trace.sequence_lengths.tolist() == [70, 70, 7]
+    assert trace.prompt_len.tolist() == [70, 70, 5]
+
+
+def test_meta_lines_that_say_the_same_start_forward_calls(tmp_path: Path) -> None:
+    meta = {"type": "meta", "model_id": "toy-moe", "vllm_version": "0.1", "top_k": 2, "layers_logged": [1]}
+    ids = picks(6)[:, 0].tolist()
+    lines: list[dict[str, Any]] = []
+    for start, stop in ((0, 4), (4, 5), (5, 6)):  # the counter runs on, so that only the meta lines part the calls
+        lines += [meta, *(route(t, ids[t]) for t in range(start, stop))]
+    trace = RoutingTrace.from_vllm_jsonl(write(tmp_path, lines))
+    assert (trace.sequence_lengths.tolist(), trace.prompt_len.tolist()) == ([6], [4])
+    np.testing.assert_array_equal(trace.topk_ids[:, 0], ids)
+    lines[-2] = {**meta, "model_id": "other"}
+    with pytest.raises(TraceError, match="a meta line that says 'other' for model_id, where the first says 'toy-moe'"):
+        RoutingTrace.from_vllm_jsonl(write(tmp_path, lines))

@@ -164,6 +164,7 @@ def test_one_object_a_line(tmp_path: Path) -> None:
         ('{"prompt": "a", "prompt": "b"}', "line 2: key 'prompt' occurs twice"),
         ('{"prompt": "\\ud800"}', "line 2: letter 0 is a lone surrogate"),
         ('{"prompt": "a", "label": "b\\nc"}', "line 2: label is 'b\\nc', allowed: a line"),
+        ('{"prompt": "a", "label": " "}', "line 2: label is ' ', allowed: a line of 1 to 200 letters"),
         ('{"prompt": "a", "label": 7}', "line 2: label is 7, allowed: a line"),
         ('{"messages": []}', "line 2: messages is empty"),
         ('{"messages": "hi"}', "line 2: messages is 'hi', allowed: a list"),

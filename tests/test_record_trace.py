@@ -5,6 +5,7 @@ import inspect
 import json
 import shutil
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import recorded
 from perfmodel.errors import ModelConfigError, PerfModelError
 from perfmodel.record import Prompt, record_trace
 from perfmodel.record import trace as trace_module
-from perfmodel.record.blocks import load_model
+from perfmodel.record.blocks import expert_blocks, load_model, outline
 from perfmodel.record.chat import Reader
 from perfmodel.record.generate import Generation
 from perfmodel.record.sampling import Sampling
@@ -160,6 +161,18 @@ def test_an_answer_ends_where_the_librarys_own_loop_ends_it() -> None:
     # The config is asked where the generation config does not say.
     model.generation_config.eos_token_id, model.config.eos_token_id = None, int(free[first])
     assert run_prompts(model, [prompt], 15, Sampling(0.0))[0].ended
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_mark_of_the_end_below_zero_stands_for_none(ignore_eos: bool) -> None:
+    model = recorded.make_model()
+    with torch.no_grad():
+        model.lm_head.weight[-1] = 50 * model.lm_head.weight[0]  # the last token of the vocabulary is often likeliest
+    before = run_prompts(model, token_ids(9), 12, Sampling(0.0))[0].tokens
+    assert model.config.vocab_size - 1 in before
+    model.generation_config.eos_token_id = [-1]
+    (found,) = run_prompts(model, token_ids(9), 12, Sampling(0.0), ignore_eos=ignore_eos)
+    np.testing.assert_array_equal(found.tokens, before)
 
 
 def test_tokens_are_drawn_from_the_models_own_logits() -> None:
@@ -338,16 +351,16 @@ def test_the_command(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--max-new-tokens", "-1"], "max_new_tokens: found -1, allowed: a whole number from 0 up"),
-        (["--max-new-tokens", "1024"], "max_new_tokens: found 1024, allowed: 0 to 1023 for this model"),
+        (["--max-new-tokens", "-1"], "--max-new-tokens: found -1, allowed: a whole number from 0 up"),
+        (["--max-new-tokens", "1024"], "--max-new-tokens: found 1024, allowed: 0 to 1023 for this model"),
         (["--max-new-tokens", "1000"], "line 1: has 26 tokens; allowed: 24"),
-        (["--max-new-tokens", "5", "--temperature", "nan"], "temperature: found nan, allowed: a number from 0"),
-        (["--max-new-tokens", "5", "--top-p", "0"], "top_p: found 0.0, allowed: a number from 1e-6 to 1"),
-        (["--max-new-tokens", "5", "--top-k", "0"], "top_k: found 0, allowed: a whole number from 1 up"),
-        (["--max-new-tokens", "5", "--seed", "-1"], "seed: found -1"),
+        (["--max-new-tokens", "5", "--temperature", "nan"], "--temperature: found nan, allowed: a number from 0"),
+        (["--max-new-tokens", "5", "--top-p", "0"], "--top-p: found 0.0, allowed: a number from 1e-6 to 1"),
+        (["--max-new-tokens", "5", "--top-k", "0"], "--top-k: found 0, allowed: a whole number from 1 up"),
+        (["--max-new-tokens", "5", "--seed", "-1"], "--seed: found -1"),
         (["--max-new-tokens", "5", "--dtype", "int8"], "--dtype"),
-        (["--max-new-tokens", "5", "--device", "tpu"], "device: found 'tpu', allowed: cpu, cuda, cuda:N, mps"),
-        (["--max-new-tokens", "5", "--device", "cuda:99"], "device: found cuda:99, allowed: cpu"),
+        (["--max-new-tokens", "5", "--device", "tpu"], "--device: found 'tpu', allowed: cpu, cuda, cuda:N, mps"),
+        (["--max-new-tokens", "5", "--device", "cuda:99"], "--device: found cuda:99, allowed: cpu"),
         (["--max-new-tokens", "5", "--name", "a\nb"], "name: found 'a\\nb', allowed: a line"),
         (["--max-new-tokens", "5", "--download"], "download: of no use with"),
         (["--max-new-tokens", "5", "--prompts", "none.txt"], "given twice"),
@@ -442,6 +455,48 @@ def test_hooks_are_gone_after_a_failure() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_prompts(model, token_ids(4), 2, Sampling(), report=stop)
     assert not any(module._forward_pre_hooks for module in experts_of(model).values())
+
+
+def test_an_interrupt_leaves_no_file(
+    checkpoint: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sampling, "draw", stop)
+    file = tmp_path / "trace.npz"
+    answer = commands.run(
+        *("trace", "record", "--model", checkpoint, "--prompts", prompts), "--max-new-tokens", 2, "-o", file
+    )
+    assert (answer.code, answer.out, answer.err) == (130, "", "perfmodel: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_equal_prompts_are_sequences_of_their_own(checkpoint: Path, tmp_path: Path) -> None:
+    likeliest, drawn = (
+        record_trace(checkpoint, ["again"] * 2, max_new_tokens=20, temperature=heat) for heat in (0.0, 1.0)
+    )
+    first, second = (likeliest.topk_ids[: likeliest.num_tokens // 2], likeliest.topk_ids[likeliest.num_tokens // 2 :])
+    np.testing.assert_array_equal(first, second)
+    assert (drawn.topk_ids[:25] != drawn.topk_ids[25:]).any()
+
+
+def test_numbers_of_other_kinds_are_stored_as_plain_ones(checkpoint: Path, tmp_path: Path) -> None:
+    numbers: dict[str, Any] = {"temperature": np.float32(0.5), "top_p": Fraction(1, 2), "top_k": np.int64(5)}
+    trace = record_trace(checkpoint, ["x"], max_new_tokens=np.int64(2), seed=np.int64(3), **numbers)  # type: ignore[arg-type]
+    trace.save(tmp_path / "trace.npz")
+    found = RoutingTrace.load(tmp_path / "trace.npz").metadata["sampling"]
+    assert found == {"temperature": 0.5, "top_p": 0.5, "top_k": 5, "seed": 3}
+
+
+def test_prompt_and_answer_fit_to_the_last_position(checkpoint: Path) -> None:
+    positions = outline(checkpoint, expert_blocks).positions
+    assert positions is not None
+    trace = record_trace(checkpoint, ["x" * (positions - 2)], max_new_tokens=2, ignore_eos=True)
+    assert trace.num_tokens == positions
+    for length, new in ((positions - 1, 2), (positions + 1, 0), (1, positions)):
+        with pytest.raises(PerfModelError, match="allowed: "):
+            record_trace(checkpoint, ["x" * length], max_new_tokens=new)
 
 
 def test_recordings_that_are_too_large_are_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

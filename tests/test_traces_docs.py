@@ -73,6 +73,13 @@ def test_every_format_is_named_where_it_belongs() -> None:
         assert "--prompt-len" not in row or "prompt_len" in one.takes, one.name
 
 
+def test_names_in_files_are_those_of_the_registry() -> None:
+    rows = [line for line in section("Names in the files").splitlines() if line.startswith("| `")]
+    assert rows == [f"| `{one.name}` | {one.files} |" for one in formats().values()]
+    printed = run("trace", "formats").out
+    assert all(f"files: {one.files}" in printed for one in formats().values())
+
+
 def test_every_defect_is_named() -> None:
     assert set(first_column("Defects")) == set(DEFECTS)
 
@@ -86,7 +93,6 @@ def test_numbers_of_the_text() -> None:
     assert f"A sequence needs {found.min_decode} decode rows" in PLAIN
     assert found.drift is not None
     assert f"each {found.drift.rows} output tokens" in PLAIN
-    assert f"95 % intervals from {found.resamples:,} resamples" in PLAIN
 
 
 def test_equations_of_the_table() -> None:

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli.base import add_command, print_json, print_text, say
+from perfmodel.cli.base import add_command, print_json, print_text, quoted, say
 from perfmodel.cli.trace_check import finding_rows, findings_text, mend_names
 from perfmodel.cli.trace_output import add_output, check_output
 from perfmodel.errors import PerfModelError
@@ -100,6 +100,8 @@ def _numbers_of_file(path: str, option: str) -> list[int]:
     from perfmodel.routing.importers.files import columns, integer, read_lines
 
     found: list[int] = []
+    if not Path(path).exists():
+        raise PerfModelError(f"{option}: found {quoted(path)}, allowed: integers between commas, or a file of them")
     for number, line in read_lines(Path(path), most=2**24):
         where = f"{option}: {path}: line {number}"
         plain = " ".join(line.replace(",", " ").split())
@@ -143,15 +145,16 @@ def _text(imported: "Imported") -> str:
 
 
 def _trace_text(trace: "RoutingTrace") -> str:
+    from perfmodel.routing.defects.rows import counted
+
     prefill = int(trace.prompt_len.sum())
     weights = "without gate weights" if trace.topk_weights is None else "with gate weights"
     inferred = " (the largest found; --num-experts says the number)" if trace.num_experts_inferred else ""
+    rows = f"{prefill:,} prefill and {trace.num_tokens - prefill:,} decode rows"
     return (
-        f"trace of {trace.metadata['model']}, {trace.metadata['how']}\n"
-        f"{trace.num_sequences} sequences: {prefill:,} prefill and {trace.num_tokens - prefill:,} decode rows, "
-        f"{weights}\n"
-        f"{trace.num_layers} layers ({_ranges(trace.layer_index.tolist())}), top-{trace.top_k} of {trace.num_experts} "
-        f"experts{inferred}"
+        f"trace of {trace.metadata['model']}, {trace.metadata.get('how', trace.metadata['source'])}\n"
+        f"{counted(trace.num_sequences, 'sequence')}: {rows}, {weights}\n"
+        f"{_layers(trace)}, top-{trace.top_k} of {trace.num_experts} experts{inferred}"
     )
 
 
@@ -160,8 +163,14 @@ def _profile_text(profile: "FrequencyProfile") -> str:
     return (
         f"frequency profile of {profile.metadata['model']}, {profile.metadata['how']}: {profile.scale} alone, so it "
         f"places experts but cannot be replayed\n"
-        f"{profile.num_layers} layers ({_ranges(profile.layer_index.tolist())}) of {profile.num_experts} experts{picks}"
+        f"{_layers(profile)} of {profile.num_experts} experts{picks}"
     )
+
+
+def _layers(found: "RoutingTrace | FrequencyProfile") -> str:
+    from perfmodel.routing.defects.rows import counted
+
+    return f"{counted(found.num_layers, 'layer')} ({_ranges(found.layer_index.tolist())})"
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -181,7 +190,13 @@ def _formats(options: argparse.Namespace) -> int:
     from perfmodel.routing.importers.base import option_name
 
     rows = [
-        {"name": one.name, "gives": one.gives, "summary": one.summary, "options": sorted(map(option_name, one.takes))}
+        {
+            "name": one.name,
+            "gives": one.gives,
+            "summary": one.summary,
+            "files": one.files,
+            "options": sorted(map(option_name, one.takes)),
+        }
         for one in formats().values()
     ]
     if options.json:
@@ -192,6 +207,7 @@ def _formats(options: argparse.Namespace) -> int:
         lines.append(title)
         for row in rows:
             if row["gives"] == gives:
-                lines += [f"  {row['name']}: {row['summary']}", f"    options: {', '.join(row['options'])}"]
+                lines += [f"  {row['name']}: {row['summary']}", f"    files: {row['files']}"]
+                lines.append(f"    options: {', '.join(row['options'])}")
     print_text("\n".join(lines))
     return 0

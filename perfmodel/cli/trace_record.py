@@ -2,13 +2,19 @@
 
 import argparse
 import contextlib
+import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli.base import add_command, print_json, print_text, quoted, say
 from perfmodel.cli.trace_output import add_output, check_output
+from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
     from perfmodel.routing import RoutingTrace
+
+#: Options that the recorder spells as Python does.
+_OPTIONS = re.compile(r"\b(max_new_tokens|top_p|top_k|temperature|seed|keep_text|ignore_eos|dtype|device)\b")
 
 
 def add(commands: Any) -> None:
@@ -54,7 +60,7 @@ def add(commands: Any) -> None:
     how.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:N or mps (default cpu)")
     how.add_argument("--download", action="store_true", help="fetch what is missing of an id from the Hugging Face Hub")
     one.add_argument("--name", metavar="TEXT", help="of the model in the trace (default: its id, or its folder's name)")
-    one.add_argument("--keep-text", action="store_true", help="keep prompts and answers in the trace's metadata")
+    one.add_argument("--keep-text", action="store_true", help="keep prompts and answers in the metadata, long ones cut")
     one.add_argument("--quiet", action="store_true", help="no progress bar")
     one.add_argument("--json", action="store_true", help="print what was recorded as one JSON document")
 
@@ -64,7 +70,7 @@ def _record(options: argparse.Namespace) -> int:
     from perfmodel.record import record_trace
 
     place = check_output(options.out, overwrite=options.overwrite)
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, options_as_written():
         shown = watched() and not options.quiet
         trace = record_trace(
             options.model,
@@ -92,6 +98,21 @@ def _record(options: argparse.Namespace) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def options_as_written() -> Iterator[None]:
+    """Errors of the recorder with its options as they stand on the command line: ``--top-k`` for ``top_k``."""
+    try:
+        yield
+    except PerfModelError as error:
+        subject, colon, rest = str(error).partition(":")
+        named = _OPTIONS.sub(_written, subject)
+        raise type(error)(named + colon + rest) from error
+
+
+def _written(name: "re.Match[str]") -> str:
+    return "--" + name[0].replace("_", "-")
+
+
 def _document(trace: "RoutingTrace", out: str) -> dict[str, Any]:
     """What was recorded, as plain values."""
     prefill = int(trace.prompt_len.sum())
@@ -107,6 +128,8 @@ def _document(trace: "RoutingTrace", out: str) -> dict[str, Any]:
 
 
 def _text(found: dict[str, Any]) -> str:
+    from perfmodel.routing.defects.rows import counted
+
     info, tokens, drawn = found["info"], found["tokens"], found["info"]["sampling"]
     how = (
         "the likeliest token taken"
@@ -115,9 +138,10 @@ def _text(found: dict[str, Any]) -> str:
         + (f", top-k {drawn['top_k']}" if drawn["top_k"] else "")
         + f", seed {drawn['seed']}"
     )
+    sequences = counted(found["sequences"], "sequence")
     return (
         f"model {quoted(info['model'])} ({info['family']}, {info['dtype']} on {info['device']}): {found['layers']}"
         f" layers, top-{found['top_k']} of {found['experts']} experts\n"
-        f"{found['sequences']:,} sequences: {tokens['prefill']:,} prompt tokens, {tokens['decode']:,} new ones ({how});"
+        f"{sequences}: {tokens['prefill']:,} prompt tokens, {tokens['decode']:,} new ones ({how});"
         f" {info['ended']:,} ended before {info['max_new_tokens']:,} tokens or with them"
     )

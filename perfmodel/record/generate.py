@@ -138,5 +138,6 @@ def marks_of_end(model: Any) -> frozenset[int]:
     for config in (getattr(model, "generation_config", None), model.config, model.config.get_text_config()):
         given = getattr(config, "eos_token_id", None)
         if given is not None:
-            return frozenset(one for one in (given if isinstance(given, list | tuple) else [given]) if is_whole(one))
+            listed = given if isinstance(given, list | tuple) else [given]
+            return frozenset(one for one in listed if is_whole(one) and one >= 0)  # -1 stands for none
     return frozenset()

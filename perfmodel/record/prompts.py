@@ -45,8 +45,10 @@ class Prompt:
         for part in parts:
             _check_text(part, self.where)
         label: object = self.label
-        if label is not None and (not isinstance(label, str) or not label.isprintable() or len(label) > 200):
-            raise PerfModelError(f"{self.where}: label is {shown(label)}, allowed: a line of at most 200 letters")
+        if label is None:
+            return
+        if not isinstance(label, str) or not label.strip() or not label.isprintable() or len(label) > 200:
+            raise PerfModelError(f"{self.where}: label is {shown(label)}, allowed: a line of 1 to 200 letters")
 
 
 @dataclass(frozen=True)

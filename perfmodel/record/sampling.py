@@ -34,6 +34,13 @@ class Sampling:
             at_least(self.top_k, 1, "top_k")
         at_least(self.seed, 0, "seed")
 
+    def plain(self) -> dict[str, float | int | None]:
+        """The options as plain numbers, whatever kinds they were given as."""
+        top_k = None if self.top_k is None else int(self.top_k)
+        return {
+            "temperature": float(self.temperature), "top_p": float(self.top_p), "top_k": top_k, "seed": int(self.seed)
+        }  # fmt: skip
+
     def stream(self, sequence: int) -> np.random.Generator:
         """The random numbers of one sequence."""
         return np.random.default_rng([self.seed, sequence])

@@ -19,6 +19,7 @@ from perfmodel.record.options import at_least, check_dtype, flag
 from perfmodel.record.prompts import Prompt, Prompts, as_prompts, labels_of
 from perfmodel.record.routers import RouterWatch
 from perfmodel.record.sampling import Sampling
+from perfmodel.record.texts import check_prompts, kept_texts
 from perfmodel.routing.npz import MAX_BYTES, shown
 from perfmodel.routing.trace import RoutingTrace
 
@@ -64,7 +65,8 @@ def record_trace(
     device : cpu, cuda, cuda:N or mps; the whole model lies there
     download : fetch the files of an id that are missing here; otherwise nothing is looked up elsewhere
     name : of the model, in place of its id or of its folder's name
-    keep_text : keep prompts and answers as text in the metadata (``texts``)
+    keep_text : keep prompts and answers as text in the metadata (``texts``); answers that do not fit beside the prompts
+        are cut, and ``texts_cut`` counts them
     report : told about the progress, in tokens
 
     Same inputs, library versions, device and number of threads: the same trace. Nothing is ever run that comes with a
@@ -72,8 +74,8 @@ def record_trace(
 
     Raises
     ------
-    PerfModelError : for bad values and prompts, for a sequence longer than the model reads, where PyTorch or
-        Transformers is missing
+    PerfModelError : for bad values and prompts, for prompts to keep that are longer than the metadata may be, for a
+        sequence longer than the model reads, where PyTorch or Transformers is missing
     ModelConfigError : for a checkpoint that cannot be loaded, or whose experts are called in another way
 
     Example::
@@ -97,6 +99,8 @@ def record_trace(
     reader = Reader(found.folder, shape.vocab_size)
     ids = reader.encode(given.items, _longest_prompt(shape, new_tokens))
     _check_size(ids, new_tokens, shape)
+    asked = [reader.decode(prompt) for prompt in ids] if keep_text else []
+    check_prompts(asked)
     with quiet(transformers):
         loaded = place(load_model(found.folder, dtype), device)
         sequences = run_prompts(loaded, ids, new_tokens, sampling, ignore_eos=ignore_eos, report=report)
@@ -110,7 +114,7 @@ def record_trace(
         "phases": _PHASES,
         "dtype": dtype,
         "device": device,
-        "sampling": {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed},
+        "sampling": sampling.plain(),
         "max_new_tokens": new_tokens,
         "ignore_eos": bool(ignore_eos),
         "ended": sum(one.ended for one in sequences),
@@ -120,8 +124,8 @@ def record_trace(
     if given.name is not None:
         metadata["prompts"] = {"name": given.name, "sha256": given.sha256}
     if keep_text:
-        parts = [np.split(one.tokens, [one.prompt_len]) for one in sequences]
-        metadata["texts"] = [{"prompt": reader.decode(asked), "answer": reader.decode(drawn)} for asked, drawn in parts]
+        answers = [reader.decode(one.tokens[one.prompt_len :]) for one in sequences]
+        metadata |= kept_texts(asked, answers)
     return _trace(sequences, shape, metadata, given)
 
 

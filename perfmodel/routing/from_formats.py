@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
+from perfmodel.errors import TraceError
+
 if TYPE_CHECKING:
     from perfmodel.routing.importers.base import Imported, ImportOptions
     from perfmodel.routing.trace import RoutingTrace
 
 _Path = str | Path
 _Counts = int | Sequence[int]
+#: Letters of a text that is printed in a message as the path that it may be.
+_LONG = 300
 
 
 class TraceFormats:
@@ -52,7 +56,10 @@ class TraceFormats:
 
     @classmethod
     def from_sglang(cls, *files: _Path, **options: Any) -> "RoutingTrace":
-        """Dumps of SGLang's expert distribution recorder in its mode per_token, a file for each rank."""
+        """Dumps of SGLang's expert distribution recorder in its mode per_token, a file for each rank.
+
+        Requests that were made one at a time, and whose positions do not tell them apart, need ``sequence_len``.
+        """
         return _read("sglang", files, _options(options))
 
     @classmethod
@@ -64,6 +71,8 @@ class TraceFormats:
         Texts need ``prompt_len``, ``top_k`` and ``layers``, or a ``config`` in place of the last two.
         """
         said = _options({"prompt_len": prompt_len, **options})
+        if isinstance(source, str) and len(source) > _LONG and not _exists(source):
+            raise TraceError(f"found one text of {len(source):,} letters, expected a path or a list of base64 texts")
         if isinstance(source, str | PathLike):
             return _read("sglang-response", [Path(source)], said)
         from perfmodel.routing.importers.sglang_response import from_texts
@@ -123,6 +132,13 @@ def _paths(source: Any) -> list[_Path] | None:
         return [Path(source)]
     several = isinstance(source, list | tuple) and source and all(isinstance(one, str | PathLike) for one in source)
     return [Path(one) for one in source] if several else None
+
+
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):  # too long for a path, or no path at all
+        return False
 
 
 def _read(format_name: str, files: Sequence[_Path], options: "ImportOptions") -> "RoutingTrace":

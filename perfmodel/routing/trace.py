@@ -123,8 +123,9 @@ class RoutingTrace(TraceFormats):
 
     def __repr__(self) -> str:
         model, source = self.metadata["model"], self.metadata["source"]
+        sequences = "sequence" if self.num_sequences == 1 else "sequences"
         return (
-            f"RoutingTrace({model}, {source}: {self.num_sequences} sequences, {self.num_tokens} tokens, "
+            f"RoutingTrace({model}, {source}: {self.num_sequences} {sequences}, {self.num_tokens} tokens, "
             f"{self.num_layers} layers, top-{self.top_k} of {self.num_experts} experts)"
         )
 

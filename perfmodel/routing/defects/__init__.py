@@ -26,7 +26,7 @@ DEFECTS = MappingProxyType(
         "unnormalised-weights": "gate weights of a token that do not sum to one",
         "padding": "rows or picks that belong to no token",
         "physical-ids": "ids of slots that hold copies of experts, in place of ids of experts",
-        "missing-phase": "sequences without a prefill or without decode steps",
+        "missing-phase": "sequences without a prefill, a part of it, or decode steps",
         "looping": "a generation that repeats itself to the end",
         "duplicate-tokens": "a token that is recorded more than once",
     }

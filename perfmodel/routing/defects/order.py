@@ -33,13 +33,14 @@ def interleaved(trace: RoutingTrace) -> Seen | None:
     recorded sequences must agree on lag B, because a text may have a rhythm of its own; a single strictly periodic
     text can still be mistaken.
 
-    B is 2 to 64, and needs sequences of at least 8 B rows. Mended by taking the sequences apart, where B divides the
-    rows and the prompt of each.
+    Rows of a loop at the end of a sequence are not looked at. B is 2 to 64, and needs sequences of at least 8 B rows.
+    Mended by taking the sequences apart, where B divides the rows and the prompt of each.
     """
-    longest = min(MOST, int(trace.sequence_lengths.max()) // ROWS)
+    stops = ends_before_loops(trace)
+    longest = min(MOST, int((stops - trace.sequence_offsets[:-1]).max()) // ROWS)
     if longest < 2:
         return None
-    total, picks = _reuse_by_lag(trace, MULTIPLES * longest + 1)
+    total, picks = _reuse_by_lag(trace, stops, MULTIPLES * longest + 1)
     reuse, each = _ratio(total.sum(0), picks.sum(0)), _ratio(total, picks)
     doubt = np.sqrt(2 * reuse * (1 - reuse) / np.maximum(picks.sum(0), 1))
     for batch in range(2, longest + 1):
@@ -63,16 +64,16 @@ def interleaved(trace: RoutingTrace) -> Seen | None:
     return None
 
 
-def _reuse_by_lag(trace: RoutingTrace, most: int) -> tuple[Floats, Floats]:
+def _reuse_by_lag(trace: RoutingTrace, stops: NDArray[np.int64], most: int) -> tuple[Floats, Floats]:
     """Picks that tokens share with the token ``lag`` rows before, and all picks of those tokens [sequences, most + 1].
 
-    Of the longest sequences and some layers, as many as make up a sample.
+    Of the longest sequences up to their ``stops``, and of some layers, as many as make up a sample.
     """
     layers = _some_layers(trace.num_layers)
     total, picks = [], []
     left = _SAMPLE
-    for s in np.argsort(-trace.sequence_lengths, kind="stable"):
-        start, stop = int(trace.sequence_offsets[s]), int(trace.sequence_offsets[s + 1])
+    for s in np.argsort(trace.sequence_offsets[:-1] - stops, kind="stable"):
+        start, stop = int(trace.sequence_offsets[s]), int(stops[s])
         part = trace.topk_ids[start : min(stop, start + left + most), layers]
         assigned = (part != trace.unassigned).sum((1, 2))
         total.append(np.zeros(most + 1))
@@ -114,22 +115,37 @@ def looping(trace: RoutingTrace) -> Seen | None:
     most 512. Not all of the picks agree, since a token's routing depends on all before it. Mended by cutting the
     sequence after the first pass of the loop.
     """
-    stops: dict[int, tuple[int, int]] = {}
+    stops = _loops(trace)
+    if not stops:
+        return None
+    repeated = sum(int(trace.sequence_offsets[s + 1]) - stop for s, (stop, _) in stops.items())
+    repeats = "repeats itself" if len(stops) == 1 else "repeat themselves"
+    periods = sorted({period for _, period in stops.values()})
+    return Seen(
+        f"{counted(len(stops), 'sequence')} (number {some(list(stops))}) {repeats} to the end with a period "
+        f"of {some(periods)} rows, {counted(repeated, 'row')} in all",
+        f"cut {'it' if len(stops) == 1 else 'them'} after the first pass, {counted(repeated, 'row')} less",
+        lambda: _cut(trace, {s: stop for s, (stop, _) in stops.items()}),
+    )
+
+
+def ends_before_loops(trace: RoutingTrace) -> NDArray[np.int64]:
+    """Row [S] at which each sequence ends, or at which it begins to repeat itself."""
+    ends = trace.sequence_offsets[1:].copy()
+    for s, (stop, _) in _loops(trace).items():
+        ends[s] = stop
+    return ends
+
+
+def _loops(trace: RoutingTrace) -> dict[int, tuple[int, int]]:
+    """First repeated row and period of every sequence that repeats itself to its end."""
+    stops = {}
     for s in range(trace.num_sequences):
         rows = trace.decode_slice(s)
         found = _loop(trace.topk_ids[rows], trace.unassigned)
         if found is not None:
             stops[s] = rows.start + found[0], found[1]
-    if not stops:
-        return None
-    repeated = sum(int(trace.sequence_offsets[s + 1]) - stop for s, (stop, _) in stops.items())
-    periods = sorted({period for _, period in stops.values()})
-    return Seen(
-        f"{counted(len(stops), 'sequence')} (number {some(list(stops))}) repeat themselves to their end with a period "
-        f"of {some(periods)} rows, {counted(repeated, 'row')} in all",
-        f"cut them after the first pass, {counted(repeated, 'row')} less",
-        lambda: _cut(trace, {s: stop for s, (stop, _) in stops.items()}),
-    )
+    return stops
 
 
 def _loop(ids: Ids, unassigned: int) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.routing.defects import Seen
+from perfmodel.routing.defects.order import ends_before_loops
 from perfmodel.routing.defects.rows import (
     Bools,
     Numbers,
@@ -50,7 +51,8 @@ def repeated_layers(trace: RoutingTrace) -> Seen | None:
     more = ", ..." if len(pairs) > 5 else ""
     kept = [layer for layer in range(trace.num_layers) if layer not in copies]
     return Seen(
-        f"{counted(len(copies), 'model layer')} copies another: {', '.join(pairs[:5])}{more}",
+        f"{counted(len(copies), 'model layer')} {'copies' if len(copies) == 1 else 'copy'} another: "
+        f"{', '.join(pairs[:5])}{more}",
         f"leave out {counted(len(copies), 'layer')} and keep {some(number[kept])}",
         lambda: trace.map_layers(kept, number[kept]),
     )
@@ -64,18 +66,21 @@ def duplicate_tokens(trace: RoutingTrace) -> Seen | None:
       on all before it, so text that repeats does not give equal rows in all layers, the more so with weights;
     * a sequence equals an earlier one, as with two recordings of one request.
 
-    Mended by leaving out the later ones.
+    A passage that repeats to the end of its sequence is a loop, see :func:`perfmodel.routing.defects.order.looping`,
+    and not told here. Mended by leaving out the later ones.
     """
     marks = row_marks(layer_marks(trace, weights=True))
     again = _sequences_again(trace, marks)
     sequences = int(again[trace.sequence_offsets[:-1]].sum())
     multiplied, passages = np.zeros_like(again), np.zeros_like(again)
+    stops = ends_before_loops(trace)
     for s in range(trace.num_sequences):
         rows = slice(int(trace.sequence_offsets[s]), int(trace.sequence_offsets[s + 1]))
         if not again[rows].any():
             multiplied[rows] = _rows_multiplied(marks[rows])
             if not multiplied[rows].any() and _can_tell(trace):
-                passages[rows] = _passages_again(marks[rows])
+                before = slice(rows.start, int(stops[s]))
+                passages[before] = _passages_again(marks[before])
     gone = again | multiplied | passages
     if not gone.any():
         return None

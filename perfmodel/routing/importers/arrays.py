@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import TraceError
-from perfmodel.routing.importers.files import check_file, parse_json, reason
+from perfmodel.routing.importers.files import brief, check_file, parse_json, reason
 from perfmodel.routing.npz import array_header, one_line, shown
 
 #: Types of numbers of the safetensors format that are read.
@@ -97,9 +97,9 @@ def _tensor(value: Any, first: int, where: str) -> Declared:
         dtype, shape, (start, stop) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
         plain = all(type(n) is int and 0 <= n < 2**48 for n in (*shape, start, stop)) and len(shape) <= 8
     except (KeyError, TypeError, ValueError):
-        raise TraceError(f"{where} is {shown(value)}, expected dtype, shape and data_offsets") from None
+        raise TraceError(f"{where} is {brief(value)}, expected dtype, shape and data_offsets") from None
     if not plain or not isinstance(dtype, str):
-        raise TraceError(f"{where} is {shown(value)}, expected a type, and sizes and offsets >= 0")
+        raise TraceError(f"{where} is {brief(value)}, expected a type, and sizes and offsets >= 0")
     if dtype in DTYPES and stop - start != math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize:
         raise TraceError(f"{where} has {stop - start} bytes, which is not shape {shape} of {dtype}")
     return Declared(shape, dtype, first + start, first + stop)

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.errors import TraceError
+from perfmodel.routing.checks import as_integers
 from perfmodel.routing.defects import Finding
+from perfmodel.routing.defects.rows import counted
 from perfmodel.routing.importers.probe import Probe
 from perfmodel.routing.npz import one_line
 from perfmodel.routing.profile import FrequencyProfile
@@ -68,16 +70,33 @@ class Format:
     summary : one line: who writes it, and what it holds
     gives : whether it holds the picks of every token, or counts alone
     takes : options that it understands, besides ``model`` and ``mend``
+    files : what a file holds, by which names, and how files are named: what somebody who writes one has to know
     recognise : why a file looks like it, in a few words, or None where it does not
     read : the files, in the order given, as one recording; raises TraceError
+    nearly : what keeps a file from being recognised that has the right kind of numbers, or None
     """
 
     name: str
     summary: str
     gives: Literal["trace", "profile"]
     takes: frozenset[str]
+    files: str
     recognise: Callable[[Probe], str | None]
     read: Callable[[Sequence[Path], ImportOptions], Imported]
+    nearly: Callable[[Probe], str | None] = lambda _: None
+
+
+def as_signed(name: str, value: ArrayLike, ndim: int) -> NDArray[np.signedinteger[Any]]:
+    """``value`` as integers with ``ndim`` axes, of a type that has -1 beside all that the given type can hold.
+
+    Foreign recordings have no mark for "no expert" but -1: the largest id of a small unsigned type is an expert like
+    any other, where a trace would take it as none. Raises :class:`TraceError` that starts with ``name``.
+    """
+    array = as_integers(name, value, ndim)
+    if array.dtype.kind == "u" and array.max(initial=0) > np.iinfo(np.int64).max:
+        raise TraceError(f"{name} holds {array.max()}, which is too large")
+    wider = f"i{min(8, 2 * array.dtype.itemsize)}"
+    return array if array.dtype.kind == "i" else array.astype(wider)  # type: ignore[return-value]
 
 
 def option_name(name: str) -> str:
@@ -107,7 +126,7 @@ def per_sequence(option: str, said: tuple[int, ...], count: int, where: str) -> 
     """One number for each of ``count`` sequences, from one for all or one for each."""
     if len(said) not in (1, count):
         raise TraceError(
-            f"{where}: {option} has {len(said)} numbers; allowed: one, or one for each of {count} sequences"
+            f"{where}: {option} has {len(said)} numbers; allowed: one, or one for each of {counted(count, 'sequence')}"
         )
     return np.broadcast_to(np.array(said, np.int64), count).copy()
 

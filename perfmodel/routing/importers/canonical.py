@@ -43,6 +43,10 @@ FORMAT = Format(
     summary="perfmodel's own .npz, as it is written by every command that makes a trace",
     gives="trace",
     takes=frozenset({"num_experts"}),
+    files=(
+        "what perfmodel writes: topk_ids, topk_weights, sequence_offsets, prompt_len, layer_index, "
+        "num_experts, metadata"
+    ),
     recognise=recognise,
     read=read,
 )

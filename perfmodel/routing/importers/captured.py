@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.errors import TraceError
-from perfmodel.routing.checks import as_integers
 from perfmodel.routing.defects import Finding
 from perfmodel.routing.importers.base import (
     Imported,
     ImportOptions,
+    as_signed,
     layer_numbers,
     number_of_experts,
     prompt_lengths,
@@ -25,9 +25,9 @@ from perfmodel.routing.npz import one_line
 from perfmodel.routing.trace import RoutingTrace
 
 
-def join(sequences: Sequence[ArrayLike], where: str) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
+def join(sequences: Sequence[ArrayLike], where: str) -> tuple[NDArray[np.signedinteger[Any]], NDArray[np.int64]]:
     """Ids [T, L, k] of all sequences one after another, and the rows of each; TraceError unless L and k agree."""
-    parts = [as_integers(f"{where}: sequence {s}", ids, 3) for s, ids in enumerate(sequences)]
+    parts = [_picks(ids, f"{where}: sequence {s}") for s, ids in enumerate(sequences)]
     if not parts or any(0 in part.shape for part in parts):
         raise TraceError(f"{where}: holds no picks; expected arrays of [tokens, layers, picks]")
     for s, part in enumerate(parts):
@@ -38,9 +38,23 @@ def join(sequences: Sequence[ArrayLike], where: str) -> tuple[NDArray[np.integer
     return ids, np.array([len(part) for part in parts], np.int64)
 
 
+def _picks(ids: ArrayLike, where: str) -> NDArray[np.signedinteger[Any]]:
+    found = np.shape(ids) if isinstance(ids, np.ndarray) else ()
+    if len(found) == 2:
+        raise TraceError(
+            f"{where} has shape {found}, expected [tokens, layers, picks]; picks of one layer need an axis for "
+            "it, as array[:, None] makes"
+        )
+    if len(found) == 4:
+        raise TraceError(
+            f"{where} has shape {found}, expected [tokens, layers, picks]; requests of a batch need an array each"
+        )
+    return as_signed(where, ids, 3)
+
+
 def trace_of(
     sequences: Sequence[ArrayLike],
-    prompts: Sequence[int] | None,
+    prompts: Sequence[int | None] | None,
     options: ImportOptions,
     where: str,
     metadata: dict[str, Any],
@@ -52,7 +66,8 @@ def trace_of(
     Parameters
     ----------
     sequences : integer [T_s, L, k] of each sequence; 0 in every pick, or -1, is a filler
-    prompts : prefill rows of each sequence, where the files say; what the user said comes first
+    prompts : prefill rows of each sequence, where the files say, None of each where they do not; what the user said
+        may not contradict them
     options : what the user said; ``layers`` numbers every row of the layer axis, by default 0, 1, 2, ...
     where : name of the file, for messages
     metadata : of the trace
@@ -61,8 +76,8 @@ def trace_of(
     ids, lengths = join(sequences, where)
     if options.sequence_len is not None and len(lengths) == 1:
         lengths = sequence_lengths(options, len(ids), where)
-    if options.prompt_len is not None or prompts is None:
-        prompts = prompt_lengths(options, lengths, where).tolist()
+    if options.prompt_len is not None or prompts is None or None in prompts:
+        prompts = _said(prompts, prompt_lengths(options, lengths, where), where)
     findings: list[Finding] = []
     numbers = layer_numbers(options, ids.shape[1], where)
     numbers = np.arange(ids.shape[1]) if numbers is None else numbers
@@ -84,15 +99,24 @@ def trace_of(
     return Imported(trace, tuple(findings))
 
 
-def _fillers(ids: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
+def _said(stated: Sequence[int | None] | None, said: NDArray[np.int64], where: str) -> list[int]:
+    """What the user said of every prompt; TraceError where the file states another number."""
+    if stated is not None and len(stated) == len(said):
+        for s, (own, other) in enumerate(zip(stated, said.tolist(), strict=True)):
+            if own not in (None, other):
+                raise TraceError(f"{where}: says that sequence {s} has {own} prompt rows, --prompt-len says {other}")
+    return [int(n) for n in said]
+
+
+def _fillers(ids: NDArray[np.signedinteger[Any]]) -> NDArray[np.bool_]:
     """Tokens and layers [T, L] without a pick: -1 throughout, or zeros where a real token has several experts."""
     missing = np.asarray((ids < 0).all(axis=2))
     return missing | np.asarray((ids == 0).all(axis=2)) if ids.shape[2] > 1 else missing
 
 
 def _moe_layers(
-    ids: NDArray[np.integer[Any]], numbers: NDArray[np.int64], where: str, findings: list[Finding]
-) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
+    ids: NDArray[np.signedinteger[Any]], numbers: NDArray[np.int64], where: str, findings: list[Finding]
+) -> tuple[NDArray[np.signedinteger[Any]], NDArray[np.int64]]:
     """Without the layers that hold no pick of any token. With one pick a token, expert 0 throughout counts as none."""
     filled = np.asarray(_fillers(ids).all(axis=0) | (ids == 0).all(axis=(0, 2)))
     if filled.all():
@@ -106,8 +130,8 @@ def _moe_layers(
 
 
 def _written_rows(
-    ids: NDArray[np.integer[Any]], lengths: NDArray[np.int64], where: str, findings: list[Finding]
-) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
+    ids: NDArray[np.signedinteger[Any]], lengths: NDArray[np.int64], where: str, findings: list[Finding]
+) -> tuple[NDArray[np.signedinteger[Any]], NDArray[np.int64]]:
     """Without the rows at the end of a sequence that hold no pick; earlier ones are kept, with unassigned picks."""
     missing = _fillers(ids)
     empty = np.asarray(missing.all(axis=1))

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from perfmodel.errors import TraceError
 from perfmodel.routing.checks import MAX_EXPERTS
 from perfmodel.routing.defects import Finding
+from perfmodel.routing.defects.rows import counted
 from perfmodel.routing.importers.base import Imported, ImportOptions, described, layer_numbers
 from perfmodel.routing.npz import one_line
 from perfmodel.routing.profile import MAX_BYTES, FrequencyProfile, Scale
@@ -88,5 +89,6 @@ def _left_out(layers: NDArray[np.int64]) -> tuple[Finding, ...]:
     if not len(layers):
         return ()
     some = ", ".join(map(str, layers[:8])) + (", ..." if len(layers) > 8 else "")
-    found = f"no expert was used in {len(layers)} layers ({some}): dense layers, or layers that were not recorded"
-    return (Finding("padding", found, "left out, for they hold no routing", True),)
+    unused = f"{counted(len(layers), 'layer')} ({some})"
+    found = f"no expert was used in {unused}: dense layers, or layers that were not recorded"
+    return (Finding("padding", found, "leave them out, for they hold no routing", True),)

@@ -22,21 +22,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import TraceError
-from perfmodel.routing.checks import MAX_EXPERTS, as_integers
+from perfmodel.routing.checks import MAX_EXPERTS
 from perfmodel.routing.importers.base import (
     Format,
     Imported,
     ImportOptions,
+    as_signed,
     described,
     number_of_experts,
     prompt_lengths,
     sequence_lengths,
 )
 from perfmodel.routing.importers.columns import by_layer, reals
-from perfmodel.routing.importers.files import columns, entry, integer, read_lines, table
+from perfmodel.routing.importers.files import brief, columns, entry, integer, read_lines, table
 from perfmodel.routing.importers.probe import Probe
 from perfmodel.routing.importers.pt import read_nested
-from perfmodel.routing.npz import one_line, shown
+from perfmodel.routing.npz import one_line
 from perfmodel.routing.trace import RoutingTrace
 
 _HEADER = ["layer_id", "token_id"]
@@ -206,7 +207,7 @@ def _read_tensors(path: Path, top_k: int | None) -> _Rows:
     name = one_line(path)
     values = table(read_nested(path), f"{name}: the content")
     try:
-        ids = as_integers("indices", entry(values, "indices", name), 2)
+        ids = as_signed("indices", entry(values, "indices", name), 2)
         scores = np.asarray(entry(values, "scores", name))
         if scores.dtype.kind != "f" or scores.shape != ids.shape or not ids.size:
             raise TraceError(f"scores has shape {scores.shape} and dtype {scores.dtype}, indices has {ids.shape}")
@@ -239,7 +240,7 @@ def _number(values: Mapping[str, Any], key: str, where: str) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 0 <= value < 2**31:
-        raise TraceError(f"{where}: {key} is {shown(value)}, expected an integer >= 0")
+        raise TraceError(f"{where}: {key} is {brief(value)}, expected an integer >= 0")
     return value
 
 
@@ -248,6 +249,10 @@ FORMAT = Format(
     summary="DynaNDE's scores, one .csv or .pt file a layer; needs --prompt-len, of .csv also --sequence-len",
     gives="trace",
     takes=frozenset({"num_experts", "top_k", "prompt_len", "sequence_len", "layers"}),
+    files=(
+        "one file a layer, as in run_layer7.csv with the header layer_id,token_id,expert_0,...; or .pt, "
+        ".npz, .json with samples, indices, scores, layer, num_sequences, sequence_length"
+    ),
     recognise=recognise,
     read=read,
 )

@@ -111,6 +111,10 @@ FORMAT = Format(
     summary="ESFT's expert scores, text with one file a layer and one line a sequence; needs --top-k",
     gives="trace",
     takes=frozenset({"num_experts", "top_k", "prompt_len", "layers"}),
+    files=(
+        "one file a layer, its number in the name, as in expert_weights_7.txt: a line a sequence, "
+        "experts, an empty column, weights, by tabs"
+    ),
     recognise=recognise,
     read=read,
 )

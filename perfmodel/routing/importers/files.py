@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from perfmodel.errors import TraceError
 from perfmodel.routing.npz import MAX_BYTES, one_line, shown
 
@@ -24,6 +26,8 @@ LONGEST_LINE = 2**20
 MOST_COLUMNS = 2**16
 #: Largest JSON document [byte], and the most memory that reading one may take [byte].
 LARGEST_JSON, MOST_MEMORY = 48 * 2**20, 130 * 10**6
+#: Kinds of values that may be long, and are not printed within a list.
+_LONG = (str, bytes, Mapping, list, tuple, np.ndarray)
 #: What a value costs at most once it is read, by the mark that comes with it [byte].
 _COSTS = {",": 32, "[": 100, "{": 230, '"': 30}
 
@@ -64,6 +68,19 @@ def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
     if len(data) > most:
         raise TraceError(f"{one_line(path)}: grew while it was read; allowed: at most {most:,} bytes")
     return data
+
+
+def brief(value: object) -> str:
+    """A value found in a file, for a message: short ones as they stand, of long ones their kind and size."""
+    if isinstance(value, np.ndarray):
+        return f"an array {value.shape} of {value.dtype}" if value.ndim else brief(value.item())
+    if isinstance(value, Mapping) and value:
+        return f"an object with {one_line(', '.join(map(str, list(value)[:8])))}{', ...' * (len(value) > 8)}"
+    if isinstance(value, list | tuple) and (len(value) > 8 or any(isinstance(one, _LONG) for one in value)):
+        return f"a list of {len(value):,}"
+    if isinstance(value, str) and len(value) > 60:
+        return f"a text of {len(value):,} letters"
+    return shown(value)
 
 
 # ---- lines ----
@@ -193,7 +210,7 @@ _DECODER = json.JSONDecoder(
 def table(value: object, where: str) -> Mapping[str, Any]:
     """``value`` where it is a JSON object."""
     if not isinstance(value, Mapping):
-        raise TraceError(f"{where} is {shown(value)}, expected an object")
+        raise TraceError(f"{where} is {brief(value)}, expected an object")
     return value
 
 
@@ -209,7 +226,7 @@ def entry(values: Mapping[str, Any], key: str, where: str) -> Any:
 def whole(value: object, where: str, lowest: int = 0, highest: int = 2**31 - 1) -> int:
     """A JSON number that is an integer in lowest..highest; true and 1.0 are none."""
     if type(value) is not int or not lowest <= value <= highest:
-        raise TraceError(f"{where} is {shown(value)}, expected an integer in {lowest}..{highest}")
+        raise TraceError(f"{where} is {brief(value)}, expected an integer in {lowest}..{highest}")
     return value
 
 
@@ -219,7 +236,7 @@ def whole(value: object, where: str, lowest: int = 0, highest: int = 2**31 - 1) 
 def decode_base64(text: object, where: str, *, item: int = 1, most: int = MAX_BYTES) -> bytes:
     """Bytes of a base64 text, a whole number of items of ``item`` bytes; nothing in it is skipped or padded."""
     if not isinstance(text, str) or not text.isascii():
-        raise TraceError(f"{where} is {shown(text)}, expected base64 text")
+        raise TraceError(f"{where} is {brief(text)}, expected base64 text")
     if len(text) // 4 * 3 > most:
         raise TraceError(f"{where} has {len(text):,} letters of base64; allowed: at most {most // 3 * 4:,}")
     try:

@@ -154,6 +154,7 @@ FORMAT = Format(
     summary="llama.cpp importance matrix with counts of every expert, GGUF (the older .dat holds none)",
     gives="profile",
     takes=frozenset({"num_experts", "top_k"}),
+    files=("GGUF of llama-imatrix, with tensors such as blk.0.ffn_gate_exps.weight.counts; several files are added"),
     recognise=recognise,
     read=read,
 )

@@ -6,18 +6,24 @@ A ``.npy`` file with the matrix, a ``.npz``, ``.safetensors`` or ``.pt`` file wi
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.errors import TraceError
 from perfmodel.routing.importers.base import Format, Imported, ImportOptions
 from perfmodel.routing.importers.canonical import only
-from perfmodel.routing.importers.counts import as_table, check_size, profile_of
+from perfmodel.routing.importers.counts import check_size, profile_of
 from perfmodel.routing.importers.probe import Probe
 from perfmodel.routing.npz import one_line
 
 NAME = "ktransformers"
 _ARRAYS = ("activation_freq", "")
+#: Most layers and experts of a matrix without a name that is recognised.
+_MOST_LAYERS, _MOST_EXPERTS = 200, 4096
+#: How far a row of rounded shares may be from 1.
+_ROUNDED = 1e-3
 
 
 def _array(probe: Probe) -> str | None:
@@ -25,20 +31,53 @@ def _array(probe: Probe) -> str | None:
 
 
 def recognise(probe: Probe) -> str | None:
-    """A matrix of at least two columns whose entries are all finite and >= 0, and at least one above."""
+    """A matrix called activation_freq; or one without a name whose sums show that it counts picks.
+
+    Every layer picks equally often, so rows of counts have one sum, and those of shares the sum 1. Matrices of which
+    that says nothing are left alone: a single row, ids and ranks (each row holds the same numbers in another order),
+    masks of zeros and ones, and weights of picks, which fall within each row.
+    """
     name = _array(probe)
-    if name is None:
+    if name is None or not _may_be_table(*probe.shapes[name], named=name != ""):
         return None
-    shape, dtype = probe.shapes[name]
-    if len(shape) != 2 or dtype.kind not in "iuf" or shape[1] < 2 or 0 in shape:
+    layers, experts = probe.shapes[name][0]
+    if name:
+        return f"holds {name}, a matrix of {layers} layers x {experts} experts"
+    kind = _counts_or_shares(probe.array(name))
+    return kind and f"a matrix of {layers} layers x {experts} experts, {kind}"
+
+
+def nearly(probe: Probe) -> str | None:
+    """A matrix without a name whose sums show nothing."""
+    name = _array(probe)
+    if name is None or not _may_be_table(*probe.shapes[name], named=False):
         return None
-    try:
-        table = as_table(probe.array(name))
-    except TraceError:
-        return None  # larger than any model
-    if not (np.isfinite(table).all() and (table >= 0).all() and table.any()):
+    return (
+        "is a matrix of numbers whose rows have neither one sum, as counts of picks, nor the sum 1, as shares; if "
+        f"it is a table of [layers, experts] all the same, name the format {NAME}"
+    )
+
+
+def _may_be_table(shape: tuple[int, ...], dtype: np.dtype[Any], *, named: bool) -> bool:
+    if len(shape) != 2 or dtype.kind not in "iuf" or 0 in shape:
+        return False
+    return named or (2 <= shape[0] <= _MOST_LAYERS and 2 <= shape[1] <= _MOST_EXPERTS)
+
+
+def _counts_or_shares(table: NDArray[Any]) -> str | None:
+    """What the sums of a matrix without a name show it to be."""
+    table = table.astype(np.float64)
+    if not (np.isfinite(table).all() and (table >= 0).all()):
         return None
-    return f"a matrix of {shape[0]} layers x {shape[1]} experts, no entry negative"
+    used = table[table.any(axis=1)]
+    if len(used) < 2:
+        return None
+    sums, ordered = used.sum(axis=1), np.sort(used, axis=1)
+    if (ordered == ordered[0]).all() or (np.diff(used, axis=1) <= 0).all():
+        return None
+    if (used == np.floor(used)).all():
+        return "counts of which every layer has as many" if (sums == sums[0]).all() and used.max() > 1 else None
+    return "shares that add up to 1 in every layer" if (np.abs(sums - 1) < _ROUNDED).all() else None
 
 
 def read(files: Sequence[Path], options: ImportOptions) -> Imported:
@@ -64,6 +103,8 @@ FORMAT = Format(
     summary="KTransformers activation_freq [layers, experts], .npy, .npz or .pt; also any such table of shares",
     gives="profile",
     takes=frozenset({"num_experts", "top_k", "layers"}),
+    files="a .npy or .pt matrix, or activation_freq in an .npz, .safetensors or .pt",
     recognise=recognise,
     read=read,
+    nearly=nearly,
 )

@@ -91,7 +91,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
     ids, sizes, skipped = _tokens(calls, known, np.array(picks[start:], np.int32), start, name, lines)
     if skipped:
         found = f"layer {known[-1]}: {skipped} tokens of prompts have no picks; llama.cpp computes only the last one"
-        findings.append(Finding("padding", found, "left unassigned", mended=True))
+        findings.append(Finding("padding", found, "leave them unassigned", mended=True))
     lengths, prompts = _sequences(options, sizes, len(known), name)
     experts, noted = number_of_experts(options, ids, experts)
     try:
@@ -161,7 +161,7 @@ def _warm_up(call: list[_Block], widths: list[int], k: int) -> tuple[int | None,
         return None, None
     experts = wide.pop()
     found = f"the first call, {call[0].count} tokens, picks all {experts} experts, as llama.cpp does to load them"
-    return experts, Finding("warm-up", found, "left out", mended=True)
+    return experts, Finding("warm-up", found, "leave it out", mended=True)
 
 
 def _tokens(
@@ -214,6 +214,7 @@ FORMAT = Format(
     summary="picks logged by patched llama.cpp builds, layer_id,expert_ids; phases by the size of calls",
     gives="trace",
     takes=frozenset({"num_experts", "top_k", "prompt_len", "sequence_len"}),
+    files="one file: rows such as 3,52 40 85, perhaps below the header layer_id,expert_ids",
     recognise=recognise,
     read=read,
 )

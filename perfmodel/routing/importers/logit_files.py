@@ -7,13 +7,13 @@ one after another. A file holds them under these names, where ``.`` may also be 
 ``router_logits.LAYER`` [N, E] or [batch, seq, E], one layer of one call; LAYER counts MoE layers from 0
 ``router_logits.CALL.LAYER``, several calls of one batch: call 0 is the prompt, each further one a decode step
 
+``layer_0``, ``layer_1``, ... or ``arr_0``, ``arr_1``, ..., one of each MoE layer and nothing else, count as the second.
 An encoder-decoder model has ``encoder_`` or ``decoder_`` before the name. A ``.pt`` file may hold the tuples
 themselves, a JSON file lists of lists. Beside them may lie ``attention_mask`` [batch, seq] (0 is padding),
 ``prompt_len`` [batch], and ``e_score_correction_bias`` [L, E], what the routers of some families add to their scores.
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -23,13 +23,10 @@ from numpy.typing import NDArray
 
 from perfmodel.errors import TraceError
 from perfmodel.routing.checks import as_integers
+from perfmodel.routing.importers.logit_names import NAME, arrays_of, as_arrays, named
 from perfmodel.routing.importers.probe import Probe
-from perfmodel.routing.importers.pt import read_pt
-from perfmodel.routing.importers.pt_outline import Outline
 from perfmodel.routing.npz import one_line
 
-_NAME = re.compile(r"(encoder_|decoder_|)router_logits(?:[._/]([0-9]{1,6}))?(?:[._/]([0-9]{1,6}))?")
-_MOST_ARRAYS = 100_000
 _BIAS = "e_score_correction_bias"
 
 Side = Literal["", "encoder_", "decoder_"]
@@ -62,36 +59,23 @@ class LogitFile:
     bias: NDArray[np.float32] | None
 
 
-def logit_names(probe: Probe) -> list[str]:
-    """Names of the arrays of logits in a file; none in a file of another kind.
-
-    A ``.pt`` file that is a list without names has to be one of tables of floating point numbers.
-    """
-    if probe.kind == "pt" and not isinstance(probe.document, dict):
-        tensors = probe.document if isinstance(probe.document, list | tuple) else ()
-        if not all(isinstance(one, Outline) and one.dtype.kind == "f" and len(one.shape) in (2, 3) for one in tensors):
-            return []
-        return [f"router_logits.{i}" for i in range(len(tensors))]
-    return [name for name in _arrays(probe)[0] if _NAME.fullmatch(name)]
-
-
 def read_logits(path: Path) -> LogitFile:
     """The logits in an ``.npz``, safetensors, ``.pt`` or JSON file; TraceError where shapes or names do not fit."""
-    shapes, array = _arrays(Probe.of(path))
+    shapes, array = arrays_of(Probe.of(path))
     return _logits(one_line(path), shapes, array)
 
 
 def logits_in_memory(source: Any, where: str) -> LogitFile:
     """The logits of a model's output: a table of the names above, or the tuple alone, of arrays or tensors."""
     content = source if isinstance(source, Mapping) else {"router_logits": source}
-    flat = _named(where, _as_arrays(content, where))
+    flat = named(where, as_arrays(content, where))
     return _logits(where, {name: one.shape for name, one in flat.items()}, flat.__getitem__)
 
 
 def _logits(where: str, shapes: Mapping[str, tuple[int, ...]], array: Callable[[str], NDArray[Any]]) -> LogitFile:
     sides: dict[Side, dict[tuple[str | None, str | None], str]] = {}
     for name in shapes:
-        found = _NAME.fullmatch(name)
+        found = NAME.fullmatch(name)
         if found:
             sides.setdefault(cast(Side, found[1]), {})[found[2], found[3]] = name
     if len(sides) != 1:
@@ -103,80 +87,6 @@ def _logits(where: str, shapes: Mapping[str, tuple[int, ...]], array: Callable[[
             raise TraceError(f"{where}: holds router_logits both as one array and as one a layer; expected one of them")
         return _stacked(where, side, shapes, array, names[None, None])
     return _by_layer(where, side, shapes, array, names)
-
-
-def _arrays(probe: Probe) -> tuple[Mapping[str, tuple[int, ...]], Callable[[str], NDArray[Any]]]:
-    """Shapes of the arrays of a file, and a way to read one; tuples in a ``.pt`` file become ``name.0``, ``name.1``."""
-    if probe.kind in ("npz", "safetensors"):
-        return {name: shape for name, (shape, _) in probe.shapes.items()}, probe.array
-    document = probe.document
-    if probe.kind == "json" and not (isinstance(document, dict) and any(map(_NAME.fullmatch, document))):
-        return {}, probe.array  # a list in JSON may be anything
-    if document is None:
-        return {}, probe.array
-    where = one_line(probe.path)
-
-    outlines = _named(where, document)
-    content: dict[str, Any] = {}
-
-    def array(name: str) -> NDArray[Any]:
-        if not content:
-            content.update(_named(where, read_pt(probe.path)) if probe.kind == "pt" else outlines)
-        return np.asarray(content[name])
-
-    return {name: one.shape for name, one in outlines.items()}, array
-
-
-def _as_arrays(value: Any, where: str) -> Any:
-    """Tables, lists and tuples with arrays for everything else."""
-    if isinstance(value, Mapping):
-        return {str(key): _as_arrays(item, where) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return tuple(_as_arrays(item, where) for item in value)
-    try:
-        return np.asarray(value)
-    except Exception as error:  # of whatever kind of array or tensor it is
-        raise TraceError(f"{where}: {type(value).__name__} is no array ({one_line(error)})") from None
-
-
-def _named(where: str, document: Any) -> dict[str, Any]:
-    """Arrays of a nested document by their names, ``name.0``, ``name.1`` for the items of lists."""
-    arrays = {}
-    for name, one in _flat(where, "", document if isinstance(document, dict) else {"router_logits": document}, 0):
-        arrays[name] = one
-        if len(arrays) > _MOST_ARRAYS:
-            raise TraceError(f"{where}: nests more than {_MOST_ARRAYS:,} arrays")
-    return arrays
-
-
-def _flat(where: str, name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    """Arrays of a nested document, or their outlines; lists of numbers, which JSON has for tensors, are arrays too."""
-    if isinstance(value, np.ndarray | Outline):
-        yield name, value
-        return
-    if depth > 3 or not isinstance(value, dict | list | tuple):
-        return
-    if isinstance(value, list) and not isinstance(next(iter(value), None), np.ndarray | tuple):
-        array = _regular(value)
-        if array is not None and array.ndim == 4:
-            raise TraceError(
-                f"{where}: {name} has four axes, which may be calls of layers or layers of sequences; allowed: an .npz "
-                f"file, where names tell"
-            )
-        if array is not None and array.ndim < 3:
-            yield name, array
-            return
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-        yield from _flat(where, f"{name}.{key}" if name else str(key), item, depth + 1)
-
-
-def _regular(value: list[Any]) -> NDArray[Any] | None:
-    """Lists of lists of numbers as an array, where they are equally long."""
-    try:
-        array = np.array(value)
-    except (ValueError, TypeError, OverflowError):
-        return None
-    return array if array.dtype.kind in "iuf" else None
 
 
 def _stacked(where: str, side: Side, shapes: Any, array: Any, name: str) -> LogitFile:

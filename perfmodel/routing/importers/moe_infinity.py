@@ -31,21 +31,61 @@ def _array(probe: Probe) -> str | None:
 
 
 def recognise(probe: Probe) -> str | None:
-    """Whole numbers >= 0 whose sums in a sequence are the same for all layers, but for those of an encoder."""
+    """An array called trace_collection; or one without a name whose sums show that it counts picks.
+
+    In a sequence every layer picks equally often, so the sums of its layers are one number, or in a model with an
+    encoder two, first the one and then the other. That says nothing of fewer than two layers a number, and of masks
+    of zeros and ones, which are left alone.
+    """
     name = _array(probe)
-    if name is None:
+    if name is None or not _may_be_collection(*probe.shapes[name]):
         return None
-    shape, dtype = probe.shapes[name]
-    if len(shape) != 3 or dtype.kind not in "iuf" or 0 in shape or np.prod(shape, dtype=object) * 8 > _LARGEST:
+    if name:
+        return f"holds {name} {probe.shapes[name][0]}"
+    sequences, layers, experts = probe.shapes[name][0]
+    if _wrong(probe.array(name)):
         return None
-    numbers = probe.array(name)
-    if not (np.isfinite(numbers).all() and (numbers >= 0).all() and (numbers == np.floor(numbers)).all()):
+    return f"counts of {sequences} sequences in {layers} layers x {experts} experts, as many picks in every layer"
+
+
+def nearly(probe: Probe) -> str | None:
+    """What is wrong with numbers [sequences, layers, experts] that are no integers, which ids of experts would be."""
+    name = _array(probe)
+    if name is None or not _may_be_collection(*probe.shapes[name]) or probe.shapes[name][1].kind != "f":
         return None
-    sums = np.sort(numbers.sum(axis=2, dtype=np.float64), axis=1)
-    kinds = ((sums[:, 1:] != sums[:, :-1]) & (sums[:, :-1] > 0)).sum(axis=1) + (sums[:, -1] > 0)
-    if kinds.max() not in (1, 2):
+    return _wrong(probe.array(name))
+
+
+def _may_be_collection(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    return (
+        len(shape) == 3
+        and dtype.kind in "iuf"
+        and 0 not in shape
+        and bool(np.prod(shape, dtype=object) * 8 <= _LARGEST)
+    )
+
+
+def _wrong(numbers: NDArray[Any]) -> str | None:
+    """Why numbers are no counts of picks."""
+    bad = ~((numbers >= 0) & (numbers < np.inf))
+    if not bad.any():
+        bad = numbers != np.floor(numbers)
+    if bad.any():
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        return f"{list(at)} is {numbers[at]}, expected whole numbers >= 0"
+    sums = numbers.sum(axis=2, dtype=np.float64)
+    taken = sums.any(axis=1)
+    used = sums[taken][:, (sums > 0).any(axis=0)]
+    if numbers.max() <= 1:
+        return "it holds zeros and ones only, as a mask does"
+    steps = used[:, 1:] != used[:, :-1]
+    one = not steps.any() and used.shape[1] > 1
+    # Encoder and decoder: one step, at the same place in all sequences, with two layers or more on both sides.
+    (places,) = np.nonzero(steps.any(axis=0))
+    two = len(places) == 1 and 1 <= places[0] < used.shape[1] - 2
+    if one or two:
         return None
-    return f"counts of {shape[0]} sequences in {shape[1]} layers x {shape[2]} experts, as many picks in every layer"
+    return "its layers do not have as many picks each in a sequence"
 
 
 def read(files: Sequence[Path], options: ImportOptions) -> Imported:
@@ -98,7 +138,7 @@ def _unused(taken: NDArray[np.bool_]) -> tuple[Finding, ...]:
     if taken.all():
         return ()
     found = f"{int((~taken).sum())} of {len(taken)} matrices hold only zeros: places that no sequence had taken"
-    return (Finding("padding", found, "left out, for they hold no routing", True),)
+    return (Finding("padding", found, "leave them out, for they hold no routing", True),)
 
 
 FORMAT = Format(
@@ -106,6 +146,8 @@ FORMAT = Format(
     summary="MoE-Infinity expert activation matrices [sequences, layers, experts], .npy",
     gives="profile",
     takes=frozenset({"num_experts", "top_k", "layers"}),
+    files="a .npy, or an .npz or .pt with trace_collection",
     recognise=recognise,
     read=read,
+    nearly=nearly,
 )

@@ -14,6 +14,8 @@ def phases_of_calls(
     where: str,
     *,
     decode_only: bool = False,
+    breaks: NDArray[np.bool_] | None = None,
+    repeats: NDArray[np.bool_] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Lengths and prompt lengths of the sequences that the tokens of a log make up.
 
@@ -24,14 +26,18 @@ def phases_of_calls(
     options : what the user said; it comes before everything below
     where : name of the file, for messages
     decode_only : the log holds generated tokens only, so every request is a sequence without prefill
+    breaks : [T], tokens at which the log itself says that a call starts
+    repeats : [T], tokens with just the picks of the token before them
 
-    A call ends where the request changes or the counter does not grow. Calls show the phases of requests that are
-    served one by one: a call of several tokens is a prompt, and the calls of one token after it are decode steps.
-    Several calls of several tokens at the start of a log are kept apart, for a server's trial runs look like that.
-    Anything else, such as a batch of requests or a counter that runs on and on, leaves the phases open: TraceError,
-    which names the options that say them.
+    A call ends where the request changes, the counter does not grow, or the log says so. Calls show the phases of
+    requests that are served one by one: a call of several tokens is a prompt, and the calls of one token after it are
+    decode steps. Calls of one row over and over at the start of a log are kept apart, for a server's trial runs look
+    like that. A prompt may have been read in several calls, or several prompts may follow each other: which, only
+    ``--prompt-len`` tells. Anything else, such as a batch of requests or a counter that runs on and on, leaves the
+    phases open: TraceError, which names the options that say them.
     """
-    starts = np.flatnonzero(np.append(True, (requests[1:] != requests[:-1]) | (tokens[1:] <= tokens[:-1])))
+    new = (requests[1:] != requests[:-1]) | (tokens[1:] <= tokens[:-1])
+    starts = np.flatnonzero(np.append(True, new if breaks is None else new | breaks[1:]))
     sizes = np.diff(np.append(starts, len(tokens)))
     if options.sequence_len is not None:
         lengths = sequence_lengths(options, len(tokens), where)
@@ -50,14 +56,42 @@ def phases_of_calls(
         return lengths, sizes[first]
     if sizes[0] == 1:
         raise _open(where, "starts with a forward call of one token")
-    first = sizes > 1
-    began = int(np.argmin(first))  # calls of several tokens before the first decode step
-    if (first[began:-1] & first[began + 1 :]).any():
-        raise _open(where, "forward calls of several tokens follow each other")
-    lengths = np.add.reduceat(sizes, np.flatnonzero(first))
-    if options.prompt_len is not None:
-        return lengths, prompt_lengths(options, lengths, where)
-    return lengths, sizes[first]
+    return _one_by_one(starts, sizes, options, where, np.zeros(len(tokens), bool) if repeats is None else repeats)
+
+
+def _one_by_one(
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    options: ImportOptions,
+    where: str,
+    repeats: NDArray[np.bool_],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sequences of requests that were served one by one."""
+    several = sizes > 1
+    # A call that holds one row over and over is a trial run; only those before the first decode step are.
+    alike = np.add.reduceat(repeats, starts) >= sizes - 1
+    trials = several & np.logical_and.accumulate(several & alike)
+    follows = np.append(False, several[1:] & several[:-1] & ~trials[:-1])
+    if options.prompt_len is None:
+        if follows.any():
+            at = int(np.argmax(follows))
+            raise TraceError(
+                f"{where}: forward calls of {sizes[at - 1]} and {sizes[at]} tokens follow each other: one prompt that "
+                "was read in pieces, or several prompts; --prompt-len says the rows of each prompt"
+            )
+        firsts = np.flatnonzero(several)
+        return np.add.reduceat(sizes, firsts), sizes[firsts]
+    firsts = np.flatnonzero(several & ~follows)
+    lengths = np.add.reduceat(sizes, firsts)
+    prompts = prompt_lengths(options, lengths, where)
+    inside = ~np.isin(np.cumsum(np.append(0, lengths[:-1])) + prompts, np.append(starts, lengths.sum()))
+    if follows.any() and inside.any():
+        s = int(np.argmax(inside))
+        raise TraceError(
+            f"{where}: --prompt-len is {prompts[s]} for sequence {s}, which ends within a forward call; are several "
+            "prompts in it? --sequence-len says where each sequence ends"
+        )
+    return lengths, prompts
 
 
 def _open(where: str, what: str) -> TraceError:

@@ -91,6 +91,7 @@ FORMAT = Format(
     summary="lines of layer,expert from the most to the least used (Fiddler): an order, and no counts",
     gives="profile",
     takes=frozenset({"num_experts", "top_k"}),
+    files="text without a header: lines layer,expert, the most used pair first",
     recognise=recognise,
     read=read,
 )

@@ -16,6 +16,8 @@ from perfmodel.routing.npz import declared, npz_keys, one_line, open_archive, re
 
 #: Bytes that are looked at before anything else is read.
 HEAD = 2**16
+#: Bytes that the first member's name of an archive lies in.
+_FIRST_NAME = 1024
 
 Kind = Literal["folder", "npz", "npy", "pt", "safetensors", "gguf", "json", "jsonl", "text", "pickle", "binary"]
 
@@ -129,8 +131,8 @@ class Probe:
         try:
             with open_archive(self.path) as archive:
                 names = archive.namelist()
-        except Exception:  # a damaged list of contents; the reader of .npz files says what is wrong with it
-            return "npz"
+        except Exception:  # a damaged list of contents; the reader of such files says what is wrong with it
+            return "pt" if b"/data.pkl" in self.head[:_FIRST_NAME] else "npz"
         return "pt" if any(name == "data.pkl" or name.endswith("/data.pkl") for name in names) else "npz"
 
     def _text_kind(self) -> Kind:

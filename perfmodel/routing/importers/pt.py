@@ -59,7 +59,8 @@ def read_nested(path: Path) -> Any:
         return unflattened(read_npz(path, npz_keys(path)), one_line(path))
     if probe.kind == "json":
         return read_json(path)
-    raise TraceError(f"{one_line(path)}: is a {probe.kind} file; allowed: .pt, or its content as .json, .npz or .npy")
+    kind = "folder" if probe.kind == "folder" else f"{probe.kind} file"
+    raise TraceError(f"{one_line(path)}: is a {kind}; allowed: .pt, or its content as .json, .npz or .npy")
 
 
 def unflattened(arrays: dict[str, Any], where: str) -> Any:

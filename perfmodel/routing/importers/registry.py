@@ -14,6 +14,7 @@ from perfmodel.routing.importers.base import Format, Imported, ImportOptions, op
 from perfmodel.routing.importers.options import options_of
 from perfmodel.routing.importers.probe import Probe
 from perfmodel.routing.npz import one_line, shown
+from perfmodel.routing.profile import PROFILE_KEYS
 from perfmodel.routing.trace import RoutingTrace
 
 
@@ -83,10 +84,21 @@ def _only_format(path: Path) -> str:
     if len(candidates) == 1:
         return next(iter(candidates))
     if not candidates:
-        kind = Probe.of(path).kind
-        raise TraceError(f"{one_line(path)}: is of no known format (a {kind} file); allowed: {', '.join(formats())}")
+        raise TraceError(f"{one_line(path)}: {_unknown(Probe.of(path))}")
     reasons = "; ".join(f"{name} ({reason})" for name, reason in candidates.items())
     raise TraceError(f"{one_line(path)}: may be of {len(candidates)} formats, name the right one: {reasons}")
+
+
+def _unknown(probe: Probe) -> str:
+    """Why a file that no format recognises is refused: what it is, or what it nearly is."""
+    if probe.kind == "npz" and set(probe.shapes) >= PROFILE_KEYS:
+        return (
+            "is a frequency profile already, so there is nothing to import; --policy static:profile=FILE, trace synth "
+            "--profile FILE and trace stats take it"
+        )
+    near = [f"looks like {name}, but {why}" for name, one in formats().items() if (why := one.nearly(probe))]
+    kind = f"is of no known format ({'a folder' if probe.kind == 'folder' else f'a {probe.kind} file'})"
+    return f"{kind}; {'; or it '.join(near)}" if near else f"{kind}; allowed: {', '.join(formats())}"
 
 
 def check_taken(found: Format, said: ImportOptions) -> None:

@@ -26,12 +26,16 @@ from perfmodel.routing.importers.base import (
     prompt_lengths,
     sequence_lengths,
 )
-from perfmodel.routing.importers.files import read_json, table
-from perfmodel.routing.importers.logit_files import LogitFile, logit_names, logits_in_memory, read_logits
+from perfmodel.routing.importers.files import brief, read_json, table
+from perfmodel.routing.importers.logit_files import LogitFile, logits_in_memory, read_logits
+from perfmodel.routing.importers.logit_names import logit_names
 from perfmodel.routing.importers.probe import Probe
 from perfmodel.routing.importers.rules import FAMILIES, Rule, routing_rule
 from perfmodel.routing.npz import one_line, shown
 from perfmodel.routing.trace import RoutingTrace
+
+#: How far the sum of rounded probabilities, such as those of bfloat16, may be from 1.
+_ROUNDED = 0.02
 
 
 def recognise(probe: Probe) -> str | None:
@@ -93,7 +97,7 @@ def _import(batches: list[LogitFile], files: Sequence[Path], options: ImportOpti
         raise TraceError(f"{first.where}: {error}") from error
     padding = sum(part.padding for part in parts)
     found = f"{padding} rows of padding, as the attention mask says"
-    return Imported(trace, (Finding("padding", found, "left out", mended=True),) if padding else ())
+    return Imported(trace, (Finding("padding", found, "leave them out", mended=True),) if padding else ())
 
 
 class _Part:
@@ -131,13 +135,26 @@ def _convert(batch: LogitFile, rule: Rule, options: ImportOptions) -> _Part:
         part.prompts = batch.prompt_len
     none = np.zeros(batch.experts, np.float32)
     for layer in range(batch.layers):
-        picks = rule.apply(batch.layer(layer), none if batch.bias is None else batch.bias[layer])
+        logits = batch.layer(layer)
+        _refuse_probabilities(logits, f"{batch.where}: router_logits of MoE layer {layer}")
+        picks = rule.apply(logits, none if batch.bias is None else batch.bias[layer])
         ids = picks.ids
         if rule.capacity is not None:
             ids = _within_capacity(ids, calls, rule.capacity, batch.experts)
         part.ids[:, layer], part.weights[:, layer] = ids[part.rows], picks.weights[part.rows]
         part.tied += int(picks.tied[part.rows].sum())
     return part
+
+
+def _refuse_probabilities(logits: NDArray[np.float32], where: str) -> None:
+    """TraceError where every row holds shares of one, as after a softmax: the rule would apply it once more."""
+    if logits.min() < 0 or logits.max() > 1 or logits.shape[1] < 2:
+        return
+    if (np.abs(logits.sum(axis=1, dtype=np.float64) - 1) < _ROUNDED).all():
+        raise TraceError(
+            f"{where} holds probabilities (0..1, every row adds up to 1), expected logits; record them before the "
+            "softmax, or store the logarithms of these, whose softmax they are"
+        )
 
 
 def _calls(batch: LogitFile, options: ImportOptions) -> list[list[tuple[int, int]]]:
@@ -213,7 +230,7 @@ def _family(options: ImportOptions, where: str) -> tuple[str, Mapping[str, Any]]
         if config.get("model_type") not in FAMILIES and isinstance(inner, Mapping):
             config = inner  # of a model that also sees or hears
         if not isinstance(config.get("model_type"), str):
-            raise TraceError(f"{one_line(path)}: model_type is {shown(config.get('model_type'))}, expected a family")
+            raise TraceError(f"{one_line(path)}: model_type is {brief(config.get('model_type'))}, expected a family")
     family = options.family or config.get("model_type")
     if family is None:
         raise TraceError(f"{where}: does not say whose router logits it holds; --config or --family says it")
@@ -252,6 +269,12 @@ FORMAT = Format(
     summary="Transformers' output_router_logits as .npz, .safetensors, .pt or .json; picks by the family's own rule",
     gives="trace",
     takes=frozenset({"num_experts", "top_k", "prompt_len", "sequence_len", "layers", "family", "config"}),
+    files=(
+        "router_logits [layers, rows, experts]; or router_logits.0, router_logits.1, ... (layer_0, ... "
+        "and arr_0, ... too), one a MoE layer; or router_logits.CALL.LAYER; beside them attention_mask "
+        "[batch, seq], prompt_len [batch], e_score_correction_bias [layers, experts]; a .pt may be the "
+        "tuple, or the list of tuples of generate()"
+    ),
     recognise=recognise,
     read=read,
 )

@@ -26,9 +26,9 @@ from perfmodel.routing.importers.base import (
     sequence_lengths,
 )
 from perfmodel.routing.importers.canonical import only
-from perfmodel.routing.importers.files import entry, read_json, table, whole
+from perfmodel.routing.importers.files import brief, entry, read_json, table, whole
 from perfmodel.routing.importers.probe import Probe
-from perfmodel.routing.npz import one_line, shown
+from perfmodel.routing.npz import one_line
 from perfmodel.routing.trace import RoutingTrace
 
 _KEYS = frozenset({"version", "selections", "expertsPerLayer", "topK"})
@@ -90,7 +90,7 @@ def _selections(value: object, shape: tuple[int, int, int], experts: int, where:
 
 def _list(value: object, length: int, where: str) -> list[Any]:
     if not isinstance(value, list) or len(value) != length:
-        found = f"a list of {len(value)}" if isinstance(value, list) else shown(value)
+        found = f"a list of {len(value)}" if isinstance(value, list) else brief(value)
         raise TraceError(f"{where} is {found}, expected a list of {length}")
     return value
 
@@ -101,14 +101,14 @@ def _source(source: Mapping[str, Any], seed: object, where: str) -> dict[str, An
     if kind == "synthetic":
         return {"source": "synthetic", "generator": _text(source.get("generator"))}
     if kind != "captured":
-        raise TraceError(f"{where}: source.kind is {shown(kind)}, expected 'captured' or 'synthetic'")
+        raise TraceError(f"{where}: source.kind is {brief(kind)}, expected 'captured' or 'synthetic'")
     model = table(entry(source, "model", f"{where}: source"), f"{where}: source.model")
     revision = entry(model, "revision", f"{where}: source.model")
     if not isinstance(revision, str) or not _PIN.fullmatch(revision):
-        raise TraceError(f"{where}: source.model.revision is {shown(revision)}, expected 40 or 64 hexadecimal digits")
+        raise TraceError(f"{where}: source.model.revision is {brief(revision)}, expected 40 or 64 hexadecimal digits")
     capture = table(source.get("capture", {}), f"{where}: source.capture")
     if "seed" in capture and capture["seed"] != seed:
-        raise TraceError(f"{where}: source.capture.seed is {shown(capture['seed'])}, seed is {shown(seed)}")
+        raise TraceError(f"{where}: source.capture.seed is {brief(capture['seed'])}, seed is {brief(seed)}")
     software = table(source.get("software", {}), f"{where}: source.software")
     name = _text(model.get("id"))
     return {
@@ -131,6 +131,7 @@ FORMAT = Format(
     summary="RouterTrace version 2, a JSON document of picks with its provenance",
     gives="trace",
     takes=frozenset({"num_experts", "prompt_len", "sequence_len", "layers"}),
+    files="one JSON object with version, tokens, layers, expertsPerLayer, topK, selections, source",
     recognise=recognise,
     read=read,
 )

@@ -124,6 +124,7 @@ FORMAT = Format(
     summary=".npz with one row a token, and sequence number and phase (0 prompt, 1 answer, 2 unknown) beside it",
     gives="trace",
     takes=frozenset({"num_experts"}),
+    files=("topk_ids [tokens, layers, k], seq_id [tokens], phase [tokens], layer_index [layers], perhaps topk_weights"),
     recognise=recognise,
     read=read,
 )

@@ -96,7 +96,7 @@ class _Settings:
     @property
     def top_k(self) -> int:
         if self.given_top_k is None and not self.values:
-            raise TraceError(f"{self.where}: nothing says how many experts a token picks; give top_k or the config")
+            raise TraceError(f"{self.where}: nothing says how many experts a token picks; --top-k or --config says it")
         stated = self.config.size("num_experts_per_tok", "experts_per_token") if self.values else self.given_top_k
         if stated is None or self.given_top_k not in (None, stated):
             raise TraceError(f"{self.where}: top_k is {self.given_top_k}, but the config says {stated}")

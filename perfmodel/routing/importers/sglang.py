@@ -14,14 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import TraceError
-from perfmodel.routing.checks import as_int64, as_integers
+from perfmodel.routing.checks import as_int64
 from perfmodel.routing.defects import Finding
-from perfmodel.routing.importers.base import Format, Imported, ImportOptions, described
-from perfmodel.routing.importers.files import entry, table
+from perfmodel.routing.defects.rows import counted
+from perfmodel.routing.importers.base import (
+    Format,
+    Imported,
+    ImportOptions,
+    as_signed,
+    described,
+    sequence_lengths,
+)
+from perfmodel.routing.importers.files import brief, entry, table
 from perfmodel.routing.importers.probe import Probe
 from perfmodel.routing.importers.pt import read_nested
-from perfmodel.routing.importers.requests import Pass, Requests
-from perfmodel.routing.npz import one_line, shown
+from perfmodel.routing.importers.requests import Pass, Rows, rows_of, rows_one_by_one
+from perfmodel.routing.npz import one_line
 from perfmodel.routing.trace import RoutingTrace
 
 PICKS, MAP = "topk_ids_of_layer", "last_physical_to_logical_map"
@@ -49,7 +57,7 @@ def first_record(probe: Probe) -> frozenset[str] | None:
 def read(files: Sequence[Path], options: ImportOptions) -> Imported:
     """Every file is the dump of one rank; their requests follow one another."""
     findings: list[Finding] = []
-    parts, lengths, prompts, cached, experts = [], [], [], 0, 0
+    parts, rows, experts = [], list[Rows](), 0
     seen: list[list[Pass]] = []
     for path in files:
         name = one_line(path)
@@ -61,25 +69,37 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
             if mended:
                 continue
         seen.append(passes)
-        requests = Requests(name)
-        for one in passes:
-            requests.add(one)
-        rows, own, own_prompts = requests.rows()
-        ids = np.concatenate([one.ids for one in passes], axis=1)[:, rows]
+        rows.append(_rows(passes, options, name, len(files)))
+        ids = np.concatenate([one.ids for one in passes], axis=1)[:, rows[-1].order]
         parts.append(_logical(ids, mapping, name, findings))
-        lengths += own
-        prompts += own_prompts
-        cached += requests.cached
         experts = max(experts, int(mapping.max()) + 1)
     where = one_line(files[0])
     if len({part.shape[0] for part in parts}) > 1:
         raise TraceError(f"{where}: the files have {parts[0].shape[0]} and other numbers of layers")
-    metadata = described(FORMAT.name, files, options, cached_prompt_tokens=cached or None)
+    cached = np.array([n for one in rows for n in one.cached], np.int64)
+    if cached.any():
+        findings.append(
+            Finding(
+                "missing-phase",
+                f"{int(cached.sum())} tokens at the start of {counted(int((cached > 0).sum()), 'prompt')} have no "
+                "rows: the server took them from its cache and did not compute them",
+            )
+        )
+    metadata = described(FORMAT.name, files, options, cached_prompt_tokens=int(cached.sum()) or None)
+    lengths, prompts = ([n for one in rows for n in getattr(one, name)] for name in ("lengths", "prompts"))
     sequences = np.append(0, np.cumsum(lengths)), np.array(prompts, np.int64)
     experts = options.num_experts or experts
     return Imported(
         _trace(np.concatenate(parts, axis=1), sequences, experts, metadata, options, where), tuple(findings)
     )
+
+
+def _rows(passes: list[Pass], options: ImportOptions, name: str, files: int) -> Rows:
+    if options.sequence_len is None:
+        return rows_of(passes, name)
+    if files > 1:
+        raise TraceError(f"{name}: --sequence-len is for requests made one at a time, in one file; found {files} files")
+    return rows_one_by_one(passes, sequence_lengths(options, sum(len(one.positions) for one in passes), name), name)
 
 
 def _trace(
@@ -117,7 +137,7 @@ def _load(path: Path, options: ImportOptions) -> tuple[list[Pass], NDArray[np.in
     dump = table(read_nested(path), f"{name}: the content")
     records = entry(dump, "records", name)
     if not isinstance(records, list) or not records:
-        raise TraceError(f"{name}: records is {shown(records)}, expected a list of forward passes")
+        raise TraceError(f"{name}: records is {brief(records)}, expected a list of forward passes")
     mapping = slot_map(dump, options, name)
     every = (_pass(table(one, f"{name}: record {i}"), f"{name}: record {i}", mapping) for i, one in enumerate(records))
     passes = [one for one in every if one is not None]
@@ -133,9 +153,14 @@ def slot_map(dump: Mapping[str, Any], options: ImportOptions, name: str) -> NDAr
         found, where = read_nested(options.expert_map), f"{name}: the map"
     else:
         found, where = entry(dump, MAP, name), f"{name}: {MAP}"
-    mapping = as_integers(where, found, 2)
+    mapping = as_signed(where, found, 2)
     if mapping.size == 0 or mapping.min() < 0 or mapping.max() >= 2**16 - 1:
         raise TraceError(f"{where} has shape {mapping.shape} and holds {_extremes(mapping)}, expected experts 0..65534")
+    if mapping.max() >= mapping.shape[1]:
+        raise TraceError(
+            f"{where} names expert {mapping.max()} for {mapping.shape[1]} slots a layer; expected every expert to have "
+            f"a slot, so experts 0..{mapping.shape[1] - 1}"
+        )
     return mapping.astype(np.int64)
 
 
@@ -151,11 +176,11 @@ def _pass(record: Mapping[str, Any], where: str, mapping: NDArray[np.int64]) -> 
     mode = mode.item() if isinstance(mode, np.ndarray) and mode.size == 1 else mode
     if type(mode) is not int or mode not in (EXTEND, DECODE, MIXED, IDLE):
         allowed = f"{EXTEND} (extend), {DECODE} (decode), {MIXED} (mixed) and {IDLE} (idle)"
-        raise TraceError(f"{where}: forward_mode is {shown(mode)}; allowed: {allowed}")
+        raise TraceError(f"{where}: forward_mode is {brief(mode)}; allowed: {allowed}")
     tokens, positions = (_column(record, key, where) for key in ("input_ids", "positions"))
     if mode == IDLE or not len(tokens):
         return None
-    ids = as_integers(f"{where}: {PICKS}", record[PICKS], 3)
+    ids = as_signed(f"{where}: {PICKS}", record[PICKS], 3)
     if not len(positions) == len(tokens) == ids.shape[1]:
         counts = f"{len(tokens)} input_ids, {len(positions)} positions"
         raise TraceError(f"{where}: has {counts} and {PICKS} of {ids.shape[1]} tokens (layers come first)")
@@ -206,7 +231,12 @@ FORMAT = Format(
     name="sglang",
     summary="SGLang expert distribution recorder, mode per_token (.pt, or its content as .json or .npz); ids only",
     gives="trace",
-    takes=frozenset({"num_experts", "top_k", "expert_map"}),
+    takes=frozenset({"num_experts", "top_k", "sequence_len", "expert_map"}),
+    files=(
+        "records, each with input_ids, positions, extend_seq_lens, forward_mode, topk_ids_of_layer; and "
+        "last_physical_to_logical_map; a file a rank; in an .npz the keys are records/0/positions and so "
+        "on"
+    ),
     recognise=recognise,
     read=read,
 )

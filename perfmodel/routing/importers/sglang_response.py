@@ -17,6 +17,7 @@ from perfmodel.routing.importers.base import Format, Imported, ImportOptions, de
 from perfmodel.routing.importers.captured import trace_of
 from perfmodel.routing.importers.files import (
     LARGEST_JSON,
+    brief,
     decode_base64,
     parse_json,
     read_json,
@@ -25,7 +26,7 @@ from perfmodel.routing.importers.files import (
     whole,
 )
 from perfmodel.routing.importers.probe import Probe
-from perfmodel.routing.npz import one_line, shown
+from perfmodel.routing.npz import one_line
 
 
 def recognise(probe: Probe) -> str | None:
@@ -45,8 +46,6 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
     texts = [(info.get("routed_experts"), place) for info, place in responses]
     prompts = [_tokens(info, "prompt_tokens", place) for info, place in responses]
     outputs = [_tokens(info, "completion_tokens", place) for info, place in responses]
-    if options.prompt_len is not None or None in prompts:
-        prompts = [None] * len(prompts)
     totals = [None if None in pair else sum(pair) for pair in zip(prompts, outputs, strict=True)]  # type: ignore[arg-type]
     return _trace(texts, prompts, totals, options, where, described(FORMAT.name, files, options))
 
@@ -54,7 +53,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
 def from_texts(texts: Sequence[str], options: ImportOptions) -> Imported:
     """Base64 texts that are in memory, one a sequence; prompts as ``options.prompt_len`` says."""
     if not isinstance(texts, list | tuple) or not texts:
-        raise TraceError(f"routed_experts is {shown(texts)}, expected a list of base64 texts")
+        raise TraceError(f"routed_experts is {brief(texts)}, expected a list of base64 texts")
     metadata = {**described(FORMAT.name, [], options), "how": "made from base64 texts in memory (sglang-response)"}
     every = [(text, f"text {s}") for s, text in enumerate(texts)]
     return _trace(every, [None] * len(every), [None] * len(every), options, "routed_experts", metadata)
@@ -100,8 +99,8 @@ def _trace(
                 f"expected {total - 1} or {total} (are layers, {layers}, and picks, {top_k}, right?)"
             )
         sequences.append(rows)
-    said = None if None in prompts else [min(int(p or 0), len(ids)) for p, ids in zip(prompts, sequences, strict=True)]
-    return trace_of(sequences, said, options, where, metadata, num_experts=experts)
+    stated = [None if p is None else min(p, len(ids)) for p, ids in zip(prompts, sequences, strict=True)]
+    return trace_of(sequences, stated, options, where, metadata, num_experts=experts)
 
 
 def _sizes(
@@ -130,6 +129,9 @@ FORMAT = Format(
     summary="responses of SGLang or SGL-JAX with return_routed_experts (.json, .jsonl): base64 int32; ids only",
     gives="trace",
     takes=frozenset({"num_experts", "top_k", "prompt_len", "layers", "config"}),
+    files=(
+        "responses with meta_info of routed_experts, prompt_tokens, completion_tokens: one, a JSON list, or one a line"
+    ),
     recognise=recognise,
     read=read,
 )

@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import TraceError
-from perfmodel.routing.checks import as_integers
 from perfmodel.routing.defects import Finding
-from perfmodel.routing.importers.base import Format, Imported, ImportOptions
+from perfmodel.routing.importers.base import Format, Imported, ImportOptions, as_signed
 from perfmodel.routing.importers.counts import profile_of
-from perfmodel.routing.importers.files import entry, table
+from perfmodel.routing.importers.files import brief, entry, table
 from perfmodel.routing.importers.probe import Probe
 from perfmodel.routing.importers.pt import read_nested
 from perfmodel.routing.importers.sglang import PICKS, first_record, slot_map
-from perfmodel.routing.npz import one_line, shown
+from perfmodel.routing.npz import one_line
 
 STAT, PER_PASS = "logical_count", "global_physical_count"
 
@@ -56,7 +55,7 @@ def _counts(dump: Mapping[str, Any], options: ImportOptions, name: str, findings
         return _summed(dump[STAT], f"{name}: {STAT}")
     records = entry(dump, "records", name)
     if not isinstance(records, list) or not records:
-        raise TraceError(f"{name}: records is {shown(records)}, expected a list of forward passes")
+        raise TraceError(f"{name}: records is {brief(records)}, expected a list of forward passes")
     mapping = slot_map(dump, options, name)
     slots = np.zeros(mapping.shape, np.int64)
     for i, record in enumerate(records):
@@ -79,7 +78,7 @@ def _summed(value: Any, where: str) -> NDArray[np.int64]:
         array = np.asarray(value)
     except (ValueError, OverflowError) as error:
         raise TraceError(f"{where} is no array ({one_line(error)})") from None
-    counts = as_integers(where, array, 3 if array.ndim == 3 else 2)
+    counts = as_signed(where, array, 3 if array.ndim == 3 else 2)
     if counts.size == 0 or counts.min() < 0 or counts.max() > 2**40:
         raise TraceError(f"{where} has shape {counts.shape}, expected counts >= 0 and at most 2**40")
     return np.asarray(counts.sum(axis=0, dtype=np.int64) if counts.ndim == 3 else counts.astype(np.int64))
@@ -90,6 +89,10 @@ FORMAT = Format(
     summary="SGLang expert distribution recorder, modes stat, stat_approx and per_pass (.pt, .json, .npz): counts",
     gives="profile",
     takes=frozenset({"num_experts", "top_k", "layers", "expert_map"}),
+    files=(
+        "logical_count [steps, layers, experts]; or records with global_physical_count [layers, slots] "
+        "and last_physical_to_logical_map"
+    ),
     recognise=recognise,
     read=read,
 )

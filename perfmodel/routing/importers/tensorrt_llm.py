@@ -116,6 +116,10 @@ FORMAT = Format(
     summary="TensorRT-LLM expert statistics: a folder of meta_info.json and rank0.safetensors and on",
     gives="profile",
     takes=frozenset({"num_experts", "top_k"}),
+    files=(
+        "the folder itself: meta_info.json with num_experts and num_experts_per_token, and "
+        "rank0.safetensors, rank1.safetensors, ... with tensors ITERATION_LAYER [experts]"
+    ),
     recognise=recognise,
     read=read,
 )

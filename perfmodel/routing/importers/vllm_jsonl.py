@@ -19,15 +19,16 @@ from perfmodel.errors import TraceError
 from perfmodel.routing.defects import Finding
 from perfmodel.routing.importers.base import Format, Imported, ImportOptions, described, number_of_experts
 from perfmodel.routing.importers.canonical import only
-from perfmodel.routing.importers.files import entry, parse_json, read_lines, table, whole
+from perfmodel.routing.importers.files import brief, entry, parse_json, read_lines, table, whole
 from perfmodel.routing.importers.phases import phases_of_calls
 from perfmodel.routing.importers.probe import Probe
-from perfmodel.routing.npz import one_line, shown
+from perfmodel.routing.npz import one_line
 from perfmodel.routing.trace import RoutingTrace
 
 #: Names of picks, weights and sequence in the two kinds of lines.
 _ROUTE, _PROFILE = ("topk_ids", "topk_weights"), ("experts", "gating_probs")
 MOST_PICKS, MOST_LAYERS = 1024, 4096
+_MISSING = object()
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Rows:
 
     ids, weights : picks one after another
     request, token : number of the request in the order of the file, and ``token_idx``
+    call : meta lines above it, which some loggers write anew before every forward call
     line : where the last one stands
     """
 
@@ -43,6 +45,7 @@ class Rows:
     weights: "array[float]" = field(default_factory=lambda: array("d"))
     request: "array[int]" = field(default_factory=lambda: array("q"))
     token: "array[int]" = field(default_factory=lambda: array("q"))
+    call: "array[int]" = field(default_factory=lambda: array("q"))
     line: int = 0
 
 
@@ -69,7 +72,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
         if text.strip():
             log.add(table(parse_json(text, f"{name}: line {number}"), f"{name}: line {number}"), number)
     numbers, first = log.checked_layers()
-    tokens, requests = np.array(first.token), np.array(first.request)
+    tokens, requests, calls = np.array(first.token), np.array(first.request), np.array(first.call)
     ids = np.stack([_matrix(log.layers[layer].ids, log.top_k) for layer in numbers], axis=1)
     weights = None
     if len(first.weights):
@@ -81,11 +84,19 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
         mended = "duplicate-tokens" in options.mend
         findings = (Finding("duplicate-tokens", found, "leave the copies out", mended=mended),)
         if mended:
-            tokens, requests, ids = tokens[~copies], requests[~copies], ids[~copies]
+            tokens, requests, calls, ids = tokens[~copies], requests[~copies], calls[~copies], ids[~copies]
             weights = None if weights is None else weights[~copies]
         else:
             tokens = np.arange(len(tokens))
-    lengths, prompts = phases_of_calls(tokens, requests, options, name, decode_only=log.keys == _PROFILE)
+    lengths, prompts = phases_of_calls(
+        tokens,
+        requests,
+        options,
+        name,
+        decode_only=log.keys == _PROFILE,
+        breaks=np.append(True, calls[1:] != calls[:-1]),
+        repeats=np.append(False, (ids[1:] == ids[:-1]).all(axis=(1, 2))),
+    )
     stated = log.meta.get("num_experts")
     stated = None if stated is None else whole(stated, f"{name}: num_experts of the meta line", 1)
     experts, noted = number_of_experts(options, ids, stated)
@@ -134,13 +145,15 @@ class _Log:
         self.layers: dict[int, Rows] = {}
         self.requests: dict[Any, int] = {}
         self.keys = ("", "")
-        self.top_k = 0
+        self.top_k = self.calls = 0
 
     def add(self, line: Mapping[str, Any], number: int) -> None:
         where = f"{self.name}: line {number}"
         if line.get("type") == "meta":
+            self.calls += 1
             if self.meta or self.layers:
-                raise TraceError(f"{where}: a meta line below the first; the file joins several logs")
+                self._repeated(line, where)
+                return
             self.meta = line
             if "top_k" in line:
                 self.top_k = whole(line["top_k"], f"{where}: top_k", 0, MOST_PICKS)
@@ -153,7 +166,7 @@ class _Log:
         token = whole(entry(line, "token_idx", where), f"{where}: token_idx", 0, 2**53)
         picks = entry(line, keys[0], where)
         if not isinstance(picks, list) or not 1 <= len(picks) <= MOST_PICKS:
-            raise TraceError(f"{where}: {keys[0]} is {shown(picks)}, expected a list of experts")
+            raise TraceError(f"{where}: {keys[0]} is {brief(picks)}, expected a list of experts")
         self.top_k = self.top_k or len(picks)
         if len(picks) != self.top_k:
             raise TraceError(f"{where}: {keys[0]} has {len(picks)} picks, expected {self.top_k}")
@@ -164,7 +177,18 @@ class _Log:
         self._add_weights(rows, line.get(keys[1]), where)
         rows.request.append(self.requests.setdefault(self._request(line, where), len(self.requests)))
         rows.token.append(token)
+        rows.call.append(self.calls)
         rows.line = number
+
+    def _repeated(self, meta: Mapping[str, Any], where: str) -> None:
+        """Refuse a second meta line, unless it says what the first one says: then a forward call starts."""
+        keys = [key for key in (*self.meta, *meta) if self.meta.get(key, _MISSING) != meta.get(key, _MISSING)]
+        if keys:
+            says, said = (brief(one[keys[0]]) if keys[0] in one else "nothing" for one in (meta, self.meta))
+            raise TraceError(
+                f"{where}: a meta line that says {says} for {one_line(keys[0])}, where the first says {said}; the file "
+                "joins several logs"
+            )
 
     def _add_weights(self, rows: Rows, weights: Any, where: str) -> None:
         expected = bool(rows.weights) if rows.token else any(other.weights for other in self.layers.values())
@@ -175,14 +199,14 @@ class _Log:
             return
         plain = isinstance(weights, list) and all(type(one) in (int, float) for one in weights)
         if not plain or len(weights) != self.top_k:
-            raise TraceError(f"{where}: {self.keys[1]} is {shown(weights)}, expected {self.top_k} numbers")
+            raise TraceError(f"{where}: {self.keys[1]} is {brief(weights)}, expected {self.top_k} numbers")
         rows.weights.extend(weights)
 
     def _request(self, line: Mapping[str, Any], where: str) -> Any:
         names = ("req_id",) if self.keys == _ROUTE else ("dataset", "problem_id")
         found = tuple(line.get(name) for name in names)
         if not all(isinstance(one, str | int | None) for one in found):
-            raise TraceError(f"{where}: {names[-1]} is {shown(found[-1])}, expected a text or a number")
+            raise TraceError(f"{where}: {names[-1]} is {brief(found[-1])}, expected a text or a number")
         return found
 
     def checked_layers(self) -> tuple[list[int], Rows]:
@@ -213,6 +237,10 @@ FORMAT = Format(
     summary="logs of vLLM's routing, a JSON object a token and layer (.jsonl); ids and weights",
     gives="trace",
     takes=frozenset({"num_experts", "prompt_len", "sequence_len"}),
+    files=(
+        "one .jsonl: lines with req_id, token_idx, layer, topk_ids, topk_weights, perhaps a meta line "
+        "with model_id and top_k; or lines with problem_id, token_idx, layer, experts, gating_probs"
+    ),
     recognise=recognise,
     read=read,
 )

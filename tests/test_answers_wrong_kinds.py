@@ -43,7 +43,15 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Callable[
     made = checkpoints.make(tmp_path_factory.mktemp("model"))
     build = {"bits": (2, 3), "group_size": None, "method": "gptq", "damping": None, "order": None, "folds": None}
     files = {"output": None, "held_out": None, "resume": False, "overwrite": False, "report": None}
-    counted = {"lags": (1,), "windows": (2,), "batches": (1,), "min_decode": 16, "resamples": 2, "seed": 0}
+    counted = {
+        "lags": (1,),
+        "windows": (2,),
+        "batches": (1,),
+        "min_decode": 16,
+        "resamples": 2,
+        "seed": 0,
+        "report": None,
+    }
     drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "seed": 0, "ignore_eos": False, "dtype": "float32"}
     recorded = {"max_new_tokens": 1, **drawn, "device": "cpu", "name": None, "keep_text": False, "report": None}
     limits = {"target_tpot_ms": 20.0, "max_loss": None, "max_noise": None}
@@ -92,7 +100,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Callable[
         "RoutingTrace": (perfmodel.RoutingTrace.load, {"path": NAMES["trace"]}),
         "LossTable": (perfmodel.LossTable.load, {"path_or_name": "tiny-mixtral-32l-losses"}),
         "FrequencyProfile": (perfmodel.FrequencyProfile.load, {"path": "gone.npz"}),
-        "open_trace": (perfmodel.open_trace, {"source": NAMES["trace"]}),
+        "open_trace": (perfmodel.open_trace, {"source": NAMES["trace"], "report": None}),
         "survey": (perfmodel.survey, {"source": NAMES["trace"], **counted}),
         "record_trace": (perfmodel.record_trace, {"model": made.folder, "prompts": ["a"], **recorded}),
     }

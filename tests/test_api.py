@@ -54,7 +54,7 @@ HOMES = {
     "FrequencyProfile": ("perfmodel.routing.profile", type),
     "open_trace": ("perfmodel.routing.blocks", "function"),
     "record_trace": ("perfmodel.record.trace", "function"),
-    "survey": ("perfmodel.routing.statistics.report", "function"),
+    "survey": ("perfmodel.routing.statistics.reading", "function"),
 }
 
 CHECK = """

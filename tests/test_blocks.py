@@ -230,6 +230,13 @@ def test_a_file_that_changes_meanwhile(tmp_path: Path) -> None:
         list(file.blocks())
 
 
+def test_a_file_that_is_removed_meanwhile(tmp_path: Path) -> None:
+    file = open_trace(write(tmp_path / "t.npz"))
+    (tmp_path / "t.npz").unlink()
+    with pytest.raises(TraceError, match=r"t\.npz: cannot be read any more \(No such file or directory\)$"):
+        list(file.blocks())
+
+
 def test_larger_files_than_a_trace_in_memory_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "t.npz")
     monkeypatch.setattr("perfmodel.routing.npz.MAX_BYTES", 500)

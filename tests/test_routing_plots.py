@@ -97,7 +97,7 @@ def test_every_figure_is_there_and_says_what_it_is_of(figures: dict[str, Figure]
             if axes.get_visible() and axes.get_label() != "<colorbar>":
                 assert axes.get_xlabel() or axes.get_ylabel() or axes.get_title(loc="left")
     for name in ("layers", "reuse", "hit_rate", "cache", "drift"):
-        assert "95 % intervals from 1,000 resamples" in caption(figures[name])
+        assert "95 % intervals from 1,000 resamples of the sequences" in caption(figures[name])
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -158,7 +158,8 @@ def test_distinct_experts_beside_even_picks(found: Survey, figures: dict[str, Fi
     left, right = figures["distinct"].axes
     np.testing.assert_array_equal(lines(left)["decode"], found.distinct["decode"].overall.value)
     assert found.batches is not None
-    np.testing.assert_array_equal(lines(right)["decode"], found.batches.distinct)
+    np.testing.assert_array_equal(lines(right)["any positions"], found.batches.distinct)
+    np.testing.assert_array_equal(lines(right)["same position"], found.batches.aligned)
     even = lines(right)["even"]
     np.testing.assert_allclose(even[[0, -1]], [2.0, 8 * (1 - 0.75**4)], rtol=1e-12, atol=0)
 

@@ -63,9 +63,11 @@ def _scopes(found: Iterable[str]) -> list[Scope]:
 
 
 def _intervals(survey: Survey) -> str:
-    if survey.contents.sequences < 2 or not survey.resamples:
+    if survey.contents.sequences < 2:
         return "one sequence, so no intervals"
-    grouped = f" in {survey.groups:,} random groups" if survey.groups < survey.contents.sequences else ""
+    if survey.resamples < 2:
+        return "no intervals without resamples"
+    grouped = f", in {survey.groups:,} random groups" if survey.groups < survey.contents.sequences else ""
     return (
         f"[low, high]: 95 % intervals from {survey.resamples:,} resamples of the sequences{grouped}, seed {survey.seed}"
     )
@@ -120,13 +122,14 @@ def _distinct(survey: Survey) -> list[str]:
     if survey.batches is not None:
         one = survey.batches
         shown = [
-            [_counted(size, "sequence"), f"{value:.2f}", f"{low:.2f} - {high:.2f}", even(size)]
-            for size, value, low, high in zip(
-                one.sizes, one.distinct, one.layers.min(axis=0), one.layers.max(axis=0), strict=True
+            [_counted(size, "sequence"), f"{value:.2f}", f"{low:.2f} - {high:.2f}", f"{aligned:.2f}", even(size)]
+            for size, value, low, high, aligned in zip(
+                one.sizes, one.distinct, one.layers.min(axis=0), one.layers.max(axis=0), one.aligned, strict=True
             )
         ]
         title = f"Distinct experts a layer in a decode step of a batch, drawn from {one.sequences} sequences"
-        parts += ["", title, table(("", "decode", "layers", "even picks"), shown)]
+        header = ("", "any positions", "layers", "same output position", "even picks")
+        parts += ["", title, table(header, shown)]
     return parts
 
 
@@ -140,7 +143,8 @@ def _next_layer(survey: Survey) -> list[str]:
         ["most picked experts of the next layer", _interval(found.popular.overall), _range(found.popular)],
         ["any experts, k / E", decimal(contents.top_k / contents.num_experts), ""],
     ]
-    return ["", f"Share of the next layer's picks among {contents.top_k} foretold", table(("", "", "layers"), rows)]
+    title = f"Share of the next layer's picks among {contents.top_k} foretold; intervals hold the learned table fixed"
+    return ["", title, table(("", "", "layers"), rows)]
 
 
 def _similarity(survey: Survey) -> list[str]:
@@ -197,7 +201,9 @@ def _drift(survey: Survey, drift: Drift) -> list[str]:
         for i in _spread(len(drift.first_row))
     ]
     header = ("output tokens", "sequences", "cosine", f"hit rate, K = {half}")
-    title = f"Drift: windows of {drift.rows} output tokens beside the {_halves(survey)[0]}"
+    title = (
+        f"Drift: windows of {drift.rows} output tokens beside the {_halves(survey)[0]}, of sequences that are so long"
+    )
     return ["", title, table(header, rows)]
 
 

@@ -211,7 +211,7 @@ def weights_by_rank(weights, start, first, last, offsets, group, sums, tokens):
     )
 )
 def batch_distinct(ids, lengths, batches, num_experts, sums):
-    """Distinct experts that sequences decoding side by side pick at the same step; returns how many steps counted.
+    """Distinct experts that sequences pick at the same step of their decode; returns how many steps counted.
 
     ids : uint16 [M, steps, L, k], decode rows of M sequences. lengths : int64 [M], how many of them are there.
     batches : int64 [N, B], the sequences of each batch. sums : int64 [L], added to for every step of every batch at
@@ -234,3 +234,28 @@ def batch_distinct(ids, lengths, batches, num_experts, sums):
                             stamp[layer, expert] = clock
                             sums[layer] += 1
     return clock
+
+
+@loop(
+    types.int64(
+        read_only(types.uint16[:, :, :, ::1]), read_only(types.int64[:, ::1]), read_only(types.int64[:, ::1]),
+        types.int64, types.int64[::1],
+    )
+)  # fmt: skip
+def drawn_distinct(ids, batches, rows, num_experts, sums):
+    """Distinct experts of rows that lie at any positions in their sequences; returns how many batches counted.
+
+    ids : uint16 [M, steps, L, k], decode rows of M sequences. batches, rows : int64 [N, B], the sequences of each batch
+    and the row of each of them. sums : int64 [L], added to for every batch.
+    """
+    layers, width = ids.shape[2], ids.shape[3]
+    stamp = np.zeros((layers, num_experts), np.int64)
+    for b in range(batches.shape[0]):
+        for i in range(batches.shape[1]):
+            for layer in range(layers):
+                for j in range(width):
+                    expert = ids[batches[b, i], rows[b, i], layer, j]
+                    if expert != NO_EXPERT and stamp[layer, expert] != b + 1:
+                        stamp[layer, expert] = b + 1
+                        sums[layer] += 1
+    return batches.shape[0]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import TraceError
+from perfmodel.progress import Report, check_report
 from perfmodel.routing.checks import (
     MAX_EXPERTS,
     as_count,
@@ -152,7 +153,7 @@ class TraceFile:
         return Block(start, first, last, _wide(kept), weights)
 
 
-def open_trace(source: "str | Path | RoutingTrace | TraceFile") -> TraceFile:
+def open_trace(source: "str | Path | RoutingTrace | TraceFile", *, report: Report | None = None) -> TraceFile:
     """Open a trace to be read block by block, and check every row of it once.
 
     Parameters
@@ -160,9 +161,11 @@ def open_trace(source: "str | Path | RoutingTrace | TraceFile") -> TraceFile:
     source : the path of an ``.npz`` file or the name of a bundled trace, as :meth:`RoutingTrace.load` takes them, or a
         trace in memory. Only canonical files in C order, compressed or stored, are read block by block; any other
         recording that :meth:`RoutingTrace.load` knows is loaded whole.
+    report : called with the rows checked and all of them, where a file is read block by block
 
     Raises :class:`TraceError` for everything that :meth:`RoutingTrace.load` refuses; a file may be larger, though.
     """
+    check_report("report", report)
     if isinstance(source, TraceFile):
         return source
     if isinstance(source, RoutingTrace):
@@ -174,8 +177,9 @@ def open_trace(source: "str | Path | RoutingTrace | TraceFile") -> TraceFile:
         raise _named(path, error) from error
     if opened is None:
         return _of_trace(RoutingTrace.load(path))
-    for _ in opened.blocks(weights=True):  # which checks every row
-        pass
+    for block in opened.blocks(weights=True):  # which checks every row
+        if report is not None:
+            report(block.start + len(block.ids), opened.num_tokens)
     return opened
 
 
@@ -264,7 +268,10 @@ def _small(streams: Mapping[str, ArrayStream], tokens: int, layers: int) -> dict
 
 def _stamp(path: str | Path) -> tuple[int, int]:
     """Changes when the file does."""
-    status = Path(path).stat()
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        raise TraceError(f"{one_line(path)}: cannot be read any more ({error.strerror})") from error
     return status.st_size, status.st_mtime_ns
 
 

@@ -42,6 +42,7 @@ _PLACED = (
 )
 _LRU, _BELADY, _PLACED_BY = "LRU", "Belady", "placed by own prefill"
 _RANGE = "range of layers"
+_ANY, _SAME = "any positions", "same position"
 
 
 def reuse_figure(survey: Survey) -> Figure:
@@ -75,7 +76,7 @@ def reuse_figure(survey: Survey) -> Figure:
 
 
 def distinct_figure(survey: Survey) -> Figure:
-    """Left: distinct experts in windows of a sequence. Right: in batches of sequences decoding side by side."""
+    """Left: distinct experts in windows of a sequence. Right: in batches, at any and at the same output position."""
     experts, top_k = survey.contents.num_experts, survey.contents.top_k
     batches = survey.batches
     scopes = drawn_scopes(survey.distinct)
@@ -88,7 +89,7 @@ def distinct_figure(survey: Survey) -> Figure:
     ]
     count = 1 if batches is None else 2
     width = COLUMN if count == 1 else PAGE
-    names = [*scopes, "even", *([] if batches is None else [_RANGE])]
+    names = [*scopes, "even", *([] if batches is None else [_ANY, _SAME, _RANGE])]
     with page(1, count, (width, _HEIGHT), words, names, sharey=True) as (figure, grid):
         left = grid[0, 0]
         for scope in scopes:
@@ -102,7 +103,8 @@ def distinct_figure(survey: Survey) -> Figure:
                 batches.sizes, batches.layers.min(axis=0), batches.layers.max(axis=0), color=GREY, alpha=0.3,
                 linewidth=0, label=_RANGE,
             )  # fmt: skip
-            right.plot(batches.sizes, batches.distinct, label="decode", **look.options(3.0))
+            right.plot(batches.sizes, batches.distinct, label=_ANY, **look.options(3.0))
+            right.plot(batches.sizes, batches.aligned, label=_SAME, **LINES[3].options(3.0))
             _independent(right, batches.sizes, experts, top_k)
             right.set_xlabel("sequences in a batch (log)")
             title(left, "windows of a sequence")
@@ -120,7 +122,11 @@ def _independent(axes: Axes, counts: NDArray[np.int64], experts: int, top_k: int
 
 
 def _batch_words(batches: Batches) -> str:
-    return f"Batches are drawn from {batches.sequences} sequences, of which at most {batches.steps} steps are used."
+    return (
+        f"Batches are drawn from {batches.sequences} sequences and their first {batches.steps} decode steps: each"
+        " sequence at an output position of its own, as where they come and go, or all sequences at the same output"
+        " position; the range is of any positions."
+    )
 
 
 def hit_rate_figure(survey: Survey, rates: HitRates) -> Figure:
@@ -212,7 +218,8 @@ def drift_figure(survey: Survey, drift: Drift) -> Figure:
     words = [
         f"Windows of {drift.rows} output tokens against the whole {survey.reference} of their sequence: cosine of the"
         f" counts of picks (left), and share of the window's picks among the {half} experts most picked there (right).",
-        "Bars: sequences that are long enough.",
+        "Bars: sequences that are long enough. Each window is over those, so where the bars fall, other sequences are"
+        " compared.",
         "The sampling noise of so short windows is part of both.",
         reference_words(survey),
         *_about(survey),

@@ -112,8 +112,10 @@ def contents_words(contents: Contents) -> list[str]:
 
 def interval_words(survey: Survey) -> str:
     """What the bands are; nothing where there are none."""
-    if survey.contents.sequences < 2 or not survey.resamples:
+    if survey.contents.sequences < 2:
         return "One sequence, so no intervals."
+    if survey.resamples < 2:
+        return "No intervals, since sequences were not resampled."
     return f"Bands: 95 % intervals from {survey.resamples:,} resamples of the sequences."
 
 

@@ -42,7 +42,8 @@ def layers_figure(survey: Survey) -> Figure:
         panels.append(lambda axes: _next_layer(axes, survey, following))
         words.append(
             "Next layer: share of its picks found by a table of pairs from the layer before, learned on even sequences"
-            " and tried on odd ones; popular: its most picked experts, whatever the token picked."
+            " and tried on odd ones, with the table held fixed; popular: its most picked experts, whatever the token"
+            " picked."
         )
     if survey.weights is not None and survey.contents.top_k > 1:
         panels.append(lambda axes: _weights(axes, survey))

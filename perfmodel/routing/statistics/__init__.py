@@ -19,7 +19,7 @@ from perfmodel.routing.statistics.counts import (
     top_experts,
     weight_sums,
 )
-from perfmodel.routing.statistics.report import survey
+from perfmodel.routing.statistics.reading import survey
 from perfmodel.routing.statistics.results import (
     Batches,
     CacheCurves,

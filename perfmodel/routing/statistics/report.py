@@ -1,18 +1,12 @@
-"""Every routing statistic of a trace at once, with intervals, in memory that does not grow with its length."""
+"""Statistics and their intervals, made of the sums that were kept while a trace was read."""
 
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.errors import TraceError
-from perfmodel.routing.blocks import TraceFile, open_trace
-from perfmodel.routing.checks import as_count
-from perfmodel.routing.npz import shown
+from perfmodel.routing.statistics.intervals import Bent, Bootstrap, of_resamples
 from perfmodel.routing.statistics.ratios import divide, mean_known
-from perfmodel.routing.statistics.resample import Resampler
 from perfmodel.routing.statistics.results import (
     Batches,
     CacheCurves,
@@ -30,79 +24,20 @@ from perfmodel.routing.statistics.results import (
     Survey,
 )
 from perfmodel.routing.statistics.skew import entropy, gini, top_share
-from perfmodel.routing.statistics.tables import First, Plan, Second, make_plan
-from perfmodel.routing.trace import RoutingTrace
+from perfmodel.routing.statistics.tables import First, Plan, Second
 
-LAGS = (1, 2, 4, 8, 16, 32)
-WINDOWS = (2, 8, 32, 128)
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
-MAX_LAG = 64
-MAX_RESAMPLES = 100_000
 _ROUNDS = 8
+_DRAWS = 2048
+_RECHOSEN = 200
 
 
-def survey(
-    source: str | Path | RoutingTrace | TraceFile,
-    *,
-    lags: Iterable[int] = LAGS,
-    windows: Iterable[int] = WINDOWS,
-    batches: Iterable[int] = BATCHES,
-    min_decode: int = 16,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> Survey:
-    """Find every routing statistic of a trace.
+class Statistics:
+    """Makes every statistic of the sums of both passes."""
 
-    Rows are read block by block, twice after they were checked, so a trace may be larger than memory.
-
-    Parameters
-    ----------
-    source : what :func:`perfmodel.routing.blocks.open_trace` takes
-    lags : distances of rows whose reuse is measured, 1 to 64
-    windows : rows of the windows in which distinct experts are counted
-    batches : sequences that decode side by side, 1 to 64; more than there are is left out
-    min_decode : decode rows that a sequence needs to be compared with its prefill: with fewer, whatever it picked
-        looks like what it prefers
-    resamples : draws of sequences behind each interval, 0 for none
-    seed : of those draws and of the batches
-
-    Raises :class:`TraceError` for a trace or a number that is not allowed.
-    """
-    chosen = _numbers("lags", lags, MAX_LAG), _numbers("windows", windows, None), _numbers("batches", batches, 64)
-    min_decode = as_count("min_decode", min_decode, 1, None)
-    resamples = as_count("resamples", resamples, 0, MAX_RESAMPLES)
-    seed = as_count("seed", seed, 0, 2**63 - 1)
-    file = open_trace(source)
-    plan = make_plan(file, chosen[0], chosen[1], min_decode, seed)
-    first = First(plan)
-    for block in file.blocks(weights=True):
-        first.add(block)
-    second = Second(plan, first)
-    if first.added or plan.drift_windows or plan.with_pairs:
-        for block in file.blocks():
-            second.add(block)
-    return _Report(first, second, Resampler(plan.groups, resamples, seed)).survey(
-        chosen[2], min_decode, resamples, seed
-    )
-
-
-def _numbers(name: str, values: Iterable[int], highest: int | None) -> NDArray[np.int64]:
-    """Distinct numbers from 1 on, in rising order."""
-    try:
-        listed = list(values)
-    except TypeError as error:
-        raise TraceError(f"{name} is {shown(values)}, expected a list of integers >= 1") from error
-    if not listed or len(listed) > 1000:
-        raise TraceError(f"{name} has {len(listed)} entries, expected 1 to 1000")
-    return np.array(sorted({as_count(name, one, 1, highest or 2**40) for one in listed}), np.int64)
-
-
-class _Report:
-    """Makes statistics of the sums of both passes."""
-
-    def __init__(self, first: First, second: Second, resampler: Resampler) -> None:
-        self.first, self.second, self.resampler = first, second, resampler
+    def __init__(self, first: First, second: Second, bootstrap: Bootstrap, resamples: int) -> None:
+        self.first, self.second = first, second
         self.plan: Plan = first.plan
+        self.bootstrap, self.resamples = bootstrap, resamples
         self.file = self.plan.file
         self.notes: list[str] = []
         prefill = int(self.file.prompt_len.sum())
@@ -112,7 +47,7 @@ class _Report:
             "decode": self.file.num_tokens - prefill,
         }
 
-    def survey(self, batches: NDArray[np.int64], min_decode: int, resamples: int, seed: int) -> Survey:
+    def survey(self, batches: NDArray[np.int64], min_decode: int, seed: int) -> Survey:
         """All of them."""
         plan, file = self.plan, self.file
         scopes: list[Scope] = [scope for scope, rows in self.rows.items() if rows]
@@ -145,11 +80,11 @@ class _Report:
             batches=self._batches(batches, seed),
             next_layer=self._next_layer(),
             similarity=self._similarity(min_decode),
-            hit_rates=self._hit_rates(),
+            hit_rates=self._hit_rates(seed),
             drift=self._drift(),
             cache=self._cache(),
             reference="prefill" if self.rows["prefill"] else "first half",
-            resamples=resamples,
+            resamples=self.resamples,
             groups=plan.groups,
             seed=seed,
             min_decode=min_decode,
@@ -165,25 +100,30 @@ class _Report:
     def _skew(self, scope: Scope) -> Skew:
         table = self.first.picks[:, self._sides(scope)].sum(1)
         picks = table.sum(0)
-        found = self.resampler.estimates(_unevenness, table)
+        experts = self.file.num_experts
+        half = experts // 2 / experts
+        bents = (Bent(half, 1.0 if experts > 1 else half, 2), Bent(0.0, 1 - 1 / experts, 2), Bent(1.0, 0.0, 1))
+        top_half, gini_coefficient, evenness = self.bootstrap.layered_skew(_unevenness, bents, table)
         return Skew(
             picks=picks,
             shares=divide(picks, picks.sum(-1)),
-            top_half=Layered(*found[:2]),
-            gini=Layered(*found[2:4]),
-            entropy=Layered(*found[4:]),
+            top_half=top_half,
+            gini=gini_coefficient,
+            entropy=evenness,
         )
 
     def _weights(self) -> Layered | None:
         if not self.file.has_weights:
             self.notes.append("the trace has no gate weights")
             return None
-        return self.resampler.layered_ratio(self.first.weights, self.first.weighted)
+        ranks = np.arange(1, self.file.top_k + 1)
+        least = np.where(ranks == 1, 1 / self.file.top_k, 0.0)
+        return self.bootstrap.layered_ratio(self.first.weights, self.first.weighted, least, 1 / ranks)
 
     def _reuse(self, scope: Scope) -> Reuse:
         kinds = {"prefill": slice(0, 1), "decode": slice(1, 2), "all": slice(0, 3)}[scope]
         side = 2 if self._sides(scope) == slice(0, 2) else int(scope == "decode")
-        ratio, first = self.resampler.layered_ratio, self.first
+        ratio, first = self.bootstrap.layered_ratio, self.first
         return Reuse(
             measured=ratio(first.shared[:, :, kinds].sum(2), first.asked[:, :, kinds].sum(2)),
             chance=ratio(first.repeats[:, :, side], first.repeats_asked[:, :, side]),
@@ -193,10 +133,11 @@ class _Report:
         kind = {"prefill": 0, "decode": 1, "all": 2}[scope]
         parts = self.first.distinct[:, :, kind]
         whole = np.broadcast_to(self.first.whole[:, None, kind], parts.shape)
-        return self.resampler.layered_ratio(parts, whole)
+        most = np.minimum(self.plan.windows * self.file.top_k, self.file.num_experts)
+        return self.bootstrap.layered_ratio(parts, whole, most=most)
 
     def _batches(self, sizes: NDArray[np.int64], seed: int) -> Batches | None:
-        from perfmodel.kernels.tally import batch_distinct
+        from perfmodel.kernels.tally import batch_distinct, drawn_distinct
 
         first, sequences = self.first, len(self.plan.sampled)
         sizes = sizes[sizes <= sequences]
@@ -204,14 +145,17 @@ class _Report:
             return None
         rng = np.random.default_rng(seed)
         orders = [rng.permutation(sequences) for _ in range(_ROUNDS)]
-        layers = np.full((self.file.num_layers, len(sizes)), np.nan)
+        layers, aligned = (np.full((self.file.num_layers, len(sizes)), np.nan) for _ in range(2))
         for i, size in enumerate(sizes):
             # Each order of all sequences is cut into batches, so that every sequence is used about as often.
             drawn = np.concatenate([order[: sequences // size * size].reshape(-1, size) for order in orders])
-            sums = np.zeros(self.file.num_layers, np.int64)
-            steps = batch_distinct(first.sample, first.sample_rows, drawn, self.file.num_experts, sums)
-            layers[:, i] = sums / steps
-        return Batches(sizes, layers.mean(0), layers, sequences, self.plan.batch_steps)
+            freely = rng.random((_DRAWS, sequences)).argsort(axis=1)[:, :size]
+            rows = rng.integers(0, first.sample_rows[freely])
+            sums = np.zeros((2, self.file.num_layers), np.int64)
+            count = drawn_distinct(first.sample, np.ascontiguousarray(freely), rows, self.file.num_experts, sums[0])
+            steps = batch_distinct(first.sample, first.sample_rows, drawn, self.file.num_experts, sums[1])
+            layers[:, i], aligned[:, i] = sums[0] / count, sums[1] / steps
+        return Batches(sizes, layers.mean(0), layers, aligned.mean(0), aligned, sequences, self.plan.batch_steps)
 
     def _next_layer(self) -> NextLayer | None:
         if not self.plan.with_pairs:
@@ -222,7 +166,7 @@ class _Report:
                 else "the next layer is not foretold: its table of pairs of experts would be too large"
             )
             return None
-        ratio, second = self.resampler.layered_ratio, self.second
+        ratio, second = self.bootstrap.layered_ratio, self.second
         return NextLayer(*(ratio(second.found[..., way], second.found_asked) for way in (0, 1)))
 
     def _similarity(self, min_decode: int) -> Similarity | None:
@@ -238,16 +182,23 @@ class _Report:
                 f"{left_out} of {self.file.num_sequences} sequences have no prefill or fewer than {min_decode} decode "
                 "rows and are left out of similarity and hit rates"
             )
-        cosines = second.cosines.copy()
-        cosines[:, self.first.directed < 2, 1] = np.nan
-        own, other, uniform = (self.resampler.layered_ratio(cosines[..., i], second.compared) for i in range(3))
+        own, uniform = (self.bootstrap.layered_ratio(second.cosines[..., i], second.compared) for i in (0, 2))
+        # A layer in which only one prefill picks anything has no other sequence.
+        others = self.first.directed > 1
+        tables = [
+            table * others
+            for table in (second.cosines[..., 1], second.compared, second.chosen_cosines, second.choosing)
+        ]
+        other = Layered(
+            self.bootstrap.paired_ratio(*(table.sum(1) for table in tables)), self.bootstrap.paired_ratio(*tables)
+        )
         experts = self.file.num_experts
         below = np.cumsum(second.overlap, axis=-1)[:, :-1]
         places = second.compared.sum(1)[:, None] * np.arange(1, experts)
-        return Similarity(own, other, uniform, self.resampler.ratio(below, places), added)
+        return Similarity(own, other, uniform, self.bootstrap.ratio(below, places), added)
 
-    def _hit_rates(self) -> HitRates | None:
-        first, second, ratio = self.first, self.second, self.resampler.ratio
+    def _hit_rates(self, seed: int) -> HitRates | None:
+        first, second, ratio = self.first, self.second, self.bootstrap.ratio
         if not first.added or self.file.num_experts < 2:
             return None
         hits, layer_hits = np.cumsum(second.hits, axis=-1), second.layer_hits.copy()
@@ -255,16 +206,54 @@ class _Report:
             hits[:, 1:4] = layer_hits[..., 1:4] = np.nan
         names = ("own", "other_sequence", "static", "static_pooled", "oracle")
         rates = {name: ratio(hits[:, i], second.sequences) for i, name in enumerate(names)}
+        layers = {name: ratio(layer_hits[..., i], second.layer_compared) for i, name in enumerate(names)}
+        if first.added > 1:
+            paired, choosers = self.bootstrap.paired_ratio, second.sequences
+            rates["other_sequence"] = paired(hits[:, 1], choosers, np.cumsum(second.chosen_hits, axis=-1), choosers)
+            layers["other_sequence"] = paired(
+                layer_hits[..., 1],
+                second.layer_compared,
+                second.chosen_layer_hits,
+                np.broadcast_to(choosers[:, None], second.layer_compared.shape),
+            )
+            self._rechoose(rates, layers, seed)
         return HitRates(
             gpu_experts=self.plan.capacities,
             uniform=self.plan.capacities / self.file.num_experts,
-            layers={name: ratio(layer_hits[..., i], second.layer_compared) for i, name in enumerate(names)},
+            layers=layers,
             sequences=first.added,
             **rates,
         )
 
+    def _rechoose(self, rates: dict[str, Estimate], layers: dict[str, Estimate], seed: int) -> None:
+        """Give the static placements intervals that let the profile change with its sequences."""
+        from perfmodel.kernels import compare
+
+        if self.resamples < 2:
+            return
+        if not self.plan.units:
+            self.notes.append(
+                "intervals of static hit rates hold the profile fixed: too many experts to choose it anew"
+            )
+            return
+        # The tables of shares tell how many sequences there are.
+        known = np.ascontiguousarray(self.first.kept[:, self.first.kept[0].any(axis=(1, 2))])
+        shares = known.sum(-1) / compare.SHARE_UNIT
+        sequences, by_layer = shares[0].sum(-1).round().astype(np.int64), shares[2].round().astype(np.int64)
+        count = len(sequences)
+        rng = np.random.default_rng(seed)
+        resamples = min(self.resamples, _RECHOSEN)
+        times = np.stack([np.bincount(rng.integers(0, count, count), minlength=count) for _ in range(resamples)])
+        times = times[(times > 0).sum(1) > 1]  # one alone has no others
+        hits = np.zeros((len(times), 2, len(self.plan.capacities)))
+        layer_hits = np.zeros((len(times), 2, self.file.num_layers))
+        compare.static_resampled(known, self.plan.slot, sequences, by_layer, times, hits, layer_hits)
+        for i, name in enumerate(("static", "static_pooled")):
+            rates[name] = of_resamples(rates[name].value, np.cumsum(hits[:, i], axis=-1), count)
+            layers[name] = of_resamples(layers[name].value, layer_hits[:, i], (by_layer > 0).sum(0))
+
     def _drift(self) -> Drift | None:
-        windows, second, ratio = self.plan.drift_windows, self.second, self.resampler.ratio
+        windows, second, ratio = self.plan.drift_windows, self.second, self.bootstrap.ratio
         if not windows:
             return None
         rows, comparable = self.plan.drift_rows, self.plan.comparable
@@ -284,17 +273,24 @@ class _Report:
             return None
 
         def curve(table: NDArray[Any]) -> Estimate:
-            return self.resampler.ratio(np.cumsum(table, axis=-1)[:, :-1], table.sum(-1))
+            return self.bootstrap.ratio(np.cumsum(table, axis=-1)[:, :-1], table.sum(-1))
 
         def by_layer(table: NDArray[Any]) -> Floats:
             return divide(np.cumsum(table, axis=-1)[:, :-1], table.sum(-1))
 
+        lengths, prompts, rows = self.file.sequence_lengths, self.file.prompt_len, self.file.block_rows
+        restarted = int(((lengths > prompts) & (prompts // rows != (lengths - 1) // rows)).sum())
+        if restarted:
+            self.notes.append(
+                f"caches start empty again after every {rows} rows of a sequence, in {restarted} "
+                f"decode{'s' if restarted > 1 else ''}"
+            )
         return CacheCurves(
             curve(first.lru),
             curve(first.belady),
             by_layer(first.lru_layers),
             by_layer(first.belady_layers),
-            self.file.block_rows,
+            rows,
         )
 
 

@@ -21,8 +21,8 @@ Scope = Literal["all", "prefill", "decode"]
 class Estimate(NamedTuple):
     """A statistic and its 95 % interval, three arrays of one shape.
 
-    The interval is what the middle 95 % of resamples of the sequences give; NaN where fewer than two of them
-    have anything to count.
+    The interval is for what endless sequences of the same kind would give, and holds the value; NaN where fewer than
+    two sequences have anything to count. See :class:`perfmodel.routing.statistics.intervals.Bootstrap`.
     """
 
     value: Floats
@@ -65,7 +65,8 @@ class Contents:
 class Skew:
     """How unevenly experts are picked, from the picks of all sequences together.
 
-    A resample holds fewer different sequences than there are, which looks like more skew: intervals lean that way.
+    Few sequences look more skewed than endless ones would. Values are of the picks as they are; intervals account for
+    it, so that they reach mostly to the even side.
 
     picks : int64 [L, E], times that each expert was picked
     shares : float64 [L, E], the same as a share of the layer's picks
@@ -96,13 +97,18 @@ class Reuse:
 
 @dataclass(frozen=True)
 class Batches:
-    """Distinct experts a layer that sequences decoding side by side pick at the same step.
+    """Distinct experts a layer that a batch picks in one decode step, a token of each of its sequences.
 
-    There is no interval: a resample would put some sequences into a batch twice, and two equal ones add nothing.
+    A server takes up sequences at any time, so its batches hold tokens of unlike output positions; sequences at the
+    same output position begin alike and pick fewer. There is no interval: a sequence less changes the batches that are
+    drawn, not only what they hold.
 
     sizes : int64 [B], sequences in a batch
-    distinct : float64 [B], mean over layers, drawn batches and steps at which the whole batch is still decoding
+    distinct : float64 [B], each sequence at an output position of its own, drawn at random; mean over layers and draws
     layers : float64 [L, B], of each layer
+    aligned : float64 [B], sequences at the same output position; mean over layers, drawn batches and the positions at
+        which the whole batch is still decoding
+    aligned_layers : float64 [L, B], of each layer
     sequences : how many sequences batches were drawn from
     steps : how many decode steps of each were looked at, at most
     """
@@ -110,6 +116,8 @@ class Batches:
     sizes: Integers
     distinct: Floats
     layers: Floats
+    aligned: Floats
+    aligned_layers: Floats
     sequences: int
     steps: int
 
@@ -120,7 +128,8 @@ class NextLayer:
 
     recall : the k experts with the largest sum of P(expert of the next layer | own pick) over the token's own picks
     popular : the k experts picked most often in the next layer by the even sequences, whatever the token picked
-    Both [...]; ``layers`` has L - 1 entries, the first for the step from layer 0 to layer 1.
+    Both [...]; ``layers`` has L - 1 entries, the first for the step from layer 0 to layer 1. Intervals are about the
+    odd sequences, with the table held as it was learned.
     """
 
     recall: Layered
@@ -152,7 +161,9 @@ class HitRates:
     """Share of decode picks whose expert is among K placed ones, with what to compare it to; [n] for n values of K.
 
     Every sequence counts alike. In a recording without any prefill the first half of each sequence stands in for it
-    and the rest is its decode (:attr:`Survey.reference`).
+    and the rest is its decode (:attr:`Survey.reference`). A static profile is worse when it is made of few sequences:
+    its intervals are for profiles of as many sequences as there are here. Where other sequences place, intervals need
+    three of them.
 
     gpu_experts : int64 [n], values of K, every one of 1..E - 1 unless E is very large
     own : placed by the sequence's own prefill counts
@@ -179,6 +190,9 @@ class HitRates:
 @dataclass(frozen=True)
 class Drift:
     """How a prefill wears off along the output: successive whole windows of decode rows, [W].
+
+    Each window is over the sequences that are long enough for it, so a change from one window to the next is also one
+    of sequences where ``sequences`` changes.
 
     In a recording without any prefill the first half of each sequence stands in for it, and the windows are of the
     second half (:attr:`Survey.reference`).

@@ -14,7 +14,7 @@ from perfmodel.routing.blocks import NO_EXPERT, Block, TraceFile
 
 Array = NDArray[Any]
 
-MAX_GROUPS = 4096
+MAX_GROUPS = 512
 """Most groups of sequences; with fewer sequences each is a group of its own."""
 TABLE_BYTES = 2**27
 """Largest size of all tables by group together [byte], unless one group alone takes more, and of some others."""
@@ -22,11 +22,17 @@ MAX_CELLS = 2**20
 """Most experts of all layers together."""
 PAIR_BYTES = 2**27
 """Largest table of pairs of experts of one layer and the next."""
+MAX_UNITS = 128
+"""Most units of sequences from which static profiles are chosen anew in resamples."""
+MIN_UNITS = 8
+UNIT_BYTES = 2**26
+"""Largest table of their counts; for fewer than eight units, there are none."""
 DRIFT_ROWS = 32
 DRIFT_WINDOWS = 64
 BATCH_SEQUENCES = 64
 BATCH_STEPS = 256
 BATCH_PICKS = 2**25
+"""Most picks of the rows that batches are drawn from."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Plan:
     usable : bool [S], sequences long enough on both sides of the split. after : rows after the split [S].
     capacities : int64 [n], numbers of placed experts. slot : int64 [E], see `kernels.compare.profiles`.
     drift_windows, drift_rows : how many windows of the output are looked at, and rows of each.
+    units : of usable sequences whose decode counts are kept, to choose static profiles anew; 0 where they take too much
+        room. unit : int64 [S], of each usable sequence.
     sampled : sequences whose first ``batch_steps`` decode rows are kept to draw batches from.
     """
 
@@ -50,6 +58,8 @@ class Plan:
     comparable: NDArray[np.bool_]
     capacities: NDArray[np.int64]
     slot: NDArray[np.int64]
+    units: int
+    unit: NDArray[np.int64]
     sampled: NDArray[np.int64]
     batch_steps: int
     drift_rows: int
@@ -71,7 +81,7 @@ def make_plan(file: TraceFile, lags: NDArray[np.int64], windows: NDArray[np.int6
         raise TraceError(f"{layers} layers of {experts} experts are too many for a survey, at most {MAX_CELLS} in all")
     most = max(1, min(experts - 1, TABLE_BYTES // (8 * layers * experts)))
     # Sums of one group: picks; reuse, distinct experts, weights, cosines, hits and forecasts by layer; curves.
-    each = layers * (2 * experts + 6 * len(lags) + 3 * len(windows) + file.top_k + 24) + 3 * experts + 5 * most
+    each = layers * (2 * experts + 6 * len(lags) + 3 * len(windows) + file.top_k + 27) + 3 * experts + 6 * most
     groups = min(file.num_sequences, MAX_GROUPS, max(2, TABLE_BYTES // (8 * each)))
     group = np.arange(file.num_sequences) * groups // file.num_sequences
     if groups < file.num_sequences:
@@ -80,6 +90,13 @@ def make_plan(file: TraceFile, lags: NDArray[np.int64], windows: NDArray[np.int6
     capacities = np.unique(np.linspace(1, max(experts - 1, 1), most).round().astype(np.int64))
     decoding = np.flatnonzero(lengths > file.prompt_len)
     kept = min(BATCH_SEQUENCES, len(decoding))
+    usable = (splits > 0) & (after >= min_decode)
+    several = int(usable.sum())
+    units = min(several, MAX_UNITS, UNIT_BYTES // (3 * 8 * layers * experts))
+    if units < min(several, MIN_UNITS):
+        units = 0
+    unit, numbers = np.zeros(file.num_sequences, np.int64), np.arange(several) * units // max(several, 1)
+    unit[usable] = numbers if units == several else np.random.default_rng(seed).permutation(numbers)
     return Plan(
         file=file,
         lags=lags,
@@ -87,10 +104,12 @@ def make_plan(file: TraceFile, lags: NDArray[np.int64], windows: NDArray[np.int6
         groups=groups,
         group=group,
         splits=np.ascontiguousarray(splits),
-        usable=(splits > 0) & (after >= min_decode),
+        usable=usable,
         comparable=splits > 0,
         capacities=capacities,
         slot=np.searchsorted(capacities, np.arange(experts), side="right"),
+        units=units,
+        unit=unit,
         sampled=decoding[np.arange(kept) * len(decoding) // max(kept, 1)],
         batch_steps=max(1, min(BATCH_STEPS, BATCH_PICKS // (BATCH_SEQUENCES * layers * file.top_k))),
         drift_rows=DRIFT_ROWS,
@@ -116,11 +135,12 @@ class First:
         self.weighted = zeros(groups, layers)
         self.lru, self.belady = zeros(groups, experts + 1), zeros(groups, experts + 1)
         self.lru_layers, self.belady_layers = zeros(layers, experts + 1), zeros(layers, experts + 1)
-        self.directions = zeros(layers, experts, dtype=np.float64)
+        self.directions, self.later_directions = (zeros(layers, experts, dtype=np.float64) for _ in range(2))
         self.directed = zeros(layers)
         self.placed = zeros(layers, experts, len(plan.capacities), dtype=np.int32)
         self.half_placed = zeros(layers, experts)
-        self.pooled, self.alike = zeros(layers, experts), zeros(layers, experts)
+        self.pooled, self.alike, self.layers_alike = (zeros(layers, experts) for _ in range(3))
+        self.kept = zeros(3, plan.units, layers, experts)
         self.added = 0
         pairs = (layers - 1, experts, experts) if plan.with_pairs else (0, 0, 0)
         self.pairs = zeros(*pairs, dtype=np.float64)
@@ -153,8 +173,9 @@ class First:
         reuse.stack_distances(*where, prompts, plan.group, self.lru, self.belady, self.lru_layers, self.belady_layers)
         if plan.usable.any():
             self.added += compare.profiles(
-                *where, plan.splits, plan.usable, plan.slot, self._compared, self.directions, self.placed,
-                self.half_placed, self.pooled, self.alike, self.directed,
+                *where, plan.splits, plan.usable, plan.slot, self._compared, self.directions,
+                self.later_directions, self.placed, self.half_placed, self.pooled, self.alike, self.layers_alike,
+                self.directed, plan.unit, self.kept,
             )  # fmt: skip
         if plan.with_pairs:
             forecast.learn_pairs(*where, self.pairs, self.own, self.following)
@@ -183,6 +204,9 @@ class Second:
         self.hits = zeros(groups, 5, len(plan.capacities), dtype=np.float64)
         self.layer_hits, self.layer_compared = zeros(groups, layers, 5, dtype=np.float64), zeros(groups, layers)
         self.sequences = zeros(groups)
+        self.chosen_cosines, self.choosing = zeros(groups, layers, dtype=np.float64), zeros(groups, layers)
+        self.chosen_hits = zeros(groups, len(plan.capacities), dtype=np.float64)
+        self.chosen_layer_hits = zeros(groups, layers, dtype=np.float64)
         windows = plan.drift_windows
         self.drift_cosines, self.drift_compared = zeros(groups, windows, dtype=np.float64), zeros(groups, windows)
         self.drift_hits, self.drift_picks = zeros(groups, windows), zeros(groups, windows)
@@ -207,9 +231,10 @@ class Second:
         if first.added:
             compare.controls(
                 *where, plan.splits, plan.group, plan.usable, plan.slot, self._counts,
-                first.directions, first.placed, first.pooled, first.alike, first.directed, first.half_placed,
-                first.added, self.cosines, self.compared, self.overlap, self.hits, self.layer_hits,
-                self.layer_compared, self.sequences,
+                first.directions, first.later_directions, first.placed, first.pooled, first.alike, first.layers_alike,
+                first.directed, first.half_placed, first.added, self.cosines, self.compared, self.overlap, self.hits,
+                self.layer_hits, self.layer_compared, self.sequences, self.chosen_cosines, self.choosing,
+                self.chosen_hits, self.chosen_layer_hits,
             )  # fmt: skip
         if plan.drift_windows:
             compare.drift(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import TraceError
 from perfmodel.kernels.generate import sticky_top
 from perfmodel.routing import RoutingTrace
-from perfmodel.routing.moments import next_layer_recall
+from perfmodel.routing.moments import heaviest_picks, lru_rates, nearest_token, next_layer_recall, token_rates
 from perfmodel.routing.presets import PRESETS
 from perfmodel.routing.statistics import (
     adjacent_overlap,
@@ -144,6 +144,13 @@ def test_stickiness_raises_reuse_and_fades() -> None:
     np.testing.assert_allclose(reuse[3], 0.25, rtol=0.05, atol=0)
 
 
+def test_negative_stickiness_keeps_neighbours_apart() -> None:
+    trace = generate(4, 1, 2000, 4, 8, 2, stickiness=-1.0, memory_tokens=0.5)
+    reuse = [float(adjacent_overlap(trace, lag=lag).measured.mean()) for lag in (1, 32)]
+    assert reuse[0] < 0.18
+    np.testing.assert_allclose(reuse[1], 0.25, rtol=0.05, atol=0)
+
+
 def test_mixtral_skew() -> None:
     trace = generate(8, 64, 512, 32, 8, 2, **MIXTRAL_SKEW._asdict())
     pooled = selection_counts(trace, "decode").sum(0)
@@ -194,16 +201,19 @@ def test_picks_are_those_of_a_plain_sort(
     for layer in range(layers):
         for expert in range(experts):
             age[layer, expert] = memory[layer, expert]
-    sticky_top(noise, log_p, stickiness, fading, memory, ids, best)
+    order_noise = rng.integers(0, 3, layers) / 2
+    sticky_top(noise, log_p, stickiness, order_noise, fading, memory, ids, best)
     for token in range(tokens):
         for layer in range(layers):
-            scores = [
-                (-(log_p[layer, e] + noise[token, layer, e] + stickiness[layer] * age[layer, e]), e)
-                for e in range(experts)
-            ]
-            wanted = sorted(scores)[:top_k]
-            assert ids[token, layer].tolist() == [expert for _, expert in wanted]
-            assert best[token, layer].tolist() == [-score for score, _ in wanted]
+
+            def score(e: int, weight: float, token: int = token, layer: int = layer) -> float:
+                return float(log_p[layer, e] + weight * noise[token, layer, e] + stickiness[layer] * age[layer, e])
+
+            # Sorting is stable: equal ones stay in the order of their numbers, and then of their scores.
+            chosen = sorted(range(experts), key=lambda e: -score(e, 1.0))[:top_k]
+            wanted = sorted(chosen, key=lambda e: -score(e, order_noise[layer]))
+            assert ids[token, layer].tolist() == wanted
+            assert best[token, layer].tolist() == [score(e, order_noise[layer]) for e in wanted]
             for expert in range(experts):
                 age[layer, expert] = 1.0 if expert in ids[token, layer] else age[layer, expert] * fading
     assert memory.ravel().tolist() == list(age.values())
@@ -220,6 +230,47 @@ def test_earlier_results_stay() -> None:
     assert digests == EARLIER
     usual = {"alpha", "sequence_concentration", "decode_concentration", "stickiness"}
     assert traces["skewed"].metadata["parameters"].keys() == usual
+
+
+def test_less_noise_in_the_order_changes_the_order_alone() -> None:
+    arguments: dict[str, Any] = {
+        "num_sequences": 8, "output": 400, "num_layers": 2, "num_experts": 8, "alpha": 3.0, "stickiness": 0.3,
+    }  # fmt: skip
+    plain, some, none = (small(order_noise=share, **arguments) for share in (1.0, 0.5, [0.0, 1.0]))
+    for other in (some, none):
+        np.testing.assert_array_equal(np.sort(other.topk_ids), np.sort(plain.topk_ids))
+        assert other.topk_weights is not None
+        assert (np.diff(other.topk_weights) <= 0).all()
+    np.testing.assert_array_equal(none.topk_ids[:, 1], plain.topk_ids[:, 1])
+    first = [heaviest_picks(of) for of in (plain, some, none)]
+    rates = [lru_rates(of).mean((1, 2)) for of in first if of is not None]
+    assert (rates[1] > rates[0] + 0.01).all()
+    layer = [lru_rates(of)[..., 0].mean(1) for of in first if of is not None]
+    assert (layer[2] > layer[1] + 0.01).all()
+    assert plain.content_hash() == small(**arguments).content_hash()
+    assert "order_noise" not in plain.metadata["parameters"]
+    assert none.metadata["parameters"]["order_noise"] == [0.0, 1.0]
+
+
+def test_tokens_that_come_again_have_the_same_experts_in_all_layers() -> None:
+    arguments: dict[str, Any] = {"num_sequences": 4, "output": 900, "num_layers": 8, "num_experts": 16, "prompt": 100}
+    never, often = (small(repeats=share, **arguments) for share in (0.0, 0.6))
+    for s in range(4):
+        for trace, least, most in ((never, 0.0, 0.01), (often, 0.56, 0.64)):
+            rows = trace.topk_ids[trace.sequence_offsets[s] : trace.sequence_offsets[s + 1]].reshape(1000, -1)
+            seen = [bool((rows[max(t - 256, 0) : t] == rows[t]).all(1).any()) for t in range(256, 1000)]
+            assert least <= np.mean(seen) <= most, np.mean(seen)
+    assert nearest_token(often).mean() > nearest_token(never).mean() + 0.1
+    assert token_rates(often).std() > token_rates(never).std() + 0.015
+    share = selection_counts(often, "decode").sum(0) / 3600
+    np.testing.assert_allclose(share.mean(0), 1 / 8, rtol=0.4, atol=0)
+    assert never.content_hash() == small(**arguments).content_hash()
+    assert often.metadata["parameters"]["repeats"] == 0.6
+    always = small(repeats=1.0, **arguments).topk_ids[:1000].reshape(1000, -1)
+    assert all((always[t - 256 : t] == always[t]).all(1).any() for t in range(256, 1000))
+    # More tokens, in other blocks, change nothing before them.
+    short = small(repeats=0.6, **{**arguments, "output": 300})
+    np.testing.assert_array_equal(short.topk_ids[:400], often.topk_ids[:400])
 
 
 def test_lengths_may_differ_between_sequences() -> None:
@@ -335,7 +386,13 @@ def test_presets_are_traces_of_their_shape(name: str) -> None:
     )
     assert trace.metadata["source"] == "synthetic"
     assert trace.metadata["parameter_source"] == preset.skew.parameter_source
-    assert {number.kind for number in preset.numbers} <= {"published", "measured", "fitted", "assumed"}
+    assert {number.kind for number in preset.numbers} <= {
+        "published",
+        "published, recalled",
+        "measured",
+        "fitted",
+        "assumed",
+    }
     assert all(number.source and number.value for number in preset.numbers)
     # Every parameter that is set is told about.
     told = " ".join(number.name for number in preset.numbers)
@@ -411,7 +468,7 @@ def test_preset_of_qwen3() -> None:
         ({"alpha": 10**400}, "alpha is too large"),
         ({"sequence_concentration": 0.0}, "sequence_concentration is 0"),
         ({"decode_concentration": -math.inf}, "decode_concentration is -inf"),
-        ({"stickiness": -0.1}, "stickiness is -0.1"),
+        ({"stickiness": -100.1}, "stickiness is -100.1, expected -100 to 100"),
         ({"stickiness": math.inf}, "stickiness is inf"),
         ({"stickiness": math.nan}, "stickiness is nan"),
         ({"stickiness": None}, "stickiness is None"),
@@ -434,13 +491,16 @@ def test_preset_of_qwen3() -> None:
         ({"output": [0, 7], "prompt": [0, 5]}, "at least one token"),
         ({"sequence_concentration": [1.0, 2.0]}, r"sequence_concentration has shape \(2,\)"),
         ({"decode_concentration": [1.0, 2.0, 0.0]}, r"decode_concentration\[2\] is 0"),
-        ({"stickiness": [0.0, -1.0, 0.0]}, r"stickiness\[1\] is -1"),
+        ({"stickiness": [0.0, -101.0, 0.0]}, r"stickiness\[1\] is -101"),
         ({"stickiness": ["a", 1, 1]}, r"stickiness\[0\] is 'a'"),
         ({"memory_tokens": 0}, "memory_tokens is 0"),
         ({"next_layer": 1.1}, "next_layer is 1.1, expected 0 to 1"),
         ({"next_layer": math.nan}, "next_layer is nan"),
         ({"phase_concentration": -1}, "phase_concentration is -1"),
         ({"gate_sharpness": 0}, "gate_sharpness is 0, expected 0.001 to 1000"),
+        ({"order_noise": 1.1}, "order_noise is 1.1, expected 0 to 1"),
+        ({"order_noise": [1.0, 0.5]}, r"order_noise has shape \(2,\)"),
+        ({"repeats": -0.1}, "repeats is -0.1, expected 0 to 1"),
         ({"decode_profile": [1, 2]}, "decode_profile has shape"),
         ({"layer_profile": {}}, "layer_profile has no labels"),
         ({"layer_profile": {"": np.ones(6)}}, "expected texts that are not empty"),

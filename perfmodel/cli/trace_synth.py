@@ -3,13 +3,14 @@
 import argparse
 import contextlib
 import difflib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli.base import add_command, one_line, print_json, print_text, quoted, say
 from perfmodel.cli.synth_reports import Plan, fit_data, synth_data, synth_text
 from perfmodel.cli.trace_output import add_output, check_output
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, TraceError
 
 if TYPE_CHECKING:
     from perfmodel.routing.synthetic import Skew
@@ -20,7 +21,7 @@ _SEQUENCES, _PROMPT, _OUTPUT = 8, 128, 128
 #: Parameters that ``--set`` takes, as generate calls them.
 _SETTABLE = (
     "alpha", "sequence_concentration", "decode_concentration", "phase_concentration", "stickiness", "memory_tokens",
-    "next_layer", "gate_sharpness",
+    "next_layer", "gate_sharpness", "order_noise", "repeats",
 )  # fmt: skip
 
 
@@ -70,18 +71,19 @@ def _synth(options: argparse.Namespace) -> int:
     if options.sequences is not None:
         as_count("--sequences", options.sequences, 1, MOST_SEQUENCES)
     changes = _changes(options.set)
-    if options.like is not None:
-        if changes:
-            raise PerfModelError("--set: found with --like, allowed with --profile: a fit finds its parameters itself")
-        plan = _like(options, seed, place)
-    elif options.profile in _PRESETS:
-        plan = _preset(options, changes)
-    else:
-        plan = _of_counts(options, changes)
-    trace = generate(
-        plan.sequences, plan.prompt, plan.output, *plan.shape, labels=plan.labels, seed=seed, model=plan.model,
-        **plan.skew._asdict(),
-    )  # fmt: skip
+    with _options_named():
+        if options.like is not None:
+            if changes:
+                raise PerfModelError("--set: found with --like, allowed with --profile: a fit finds parameters itself")
+            plan = _like(options, seed, place)
+        elif options.profile in _PRESETS:
+            plan = _preset(options, changes)
+        else:
+            plan = _of_counts(options, changes)
+        trace = generate(
+            plan.sequences, plan.prompt, plan.output, *plan.shape, labels=plan.labels, seed=seed, model=plan.model,
+            **plan.skew._asdict(),
+        )  # fmt: skip
     if plan.layer_index is not None:
         trace = trace.map_layers(np.arange(trace.num_layers), plan.layer_index)
     if plan.fit is not None:
@@ -97,6 +99,24 @@ def _synth(options: argparse.Namespace) -> int:
 
 def _option(name: str) -> str:
     return name.replace("_", "-") if name in _SETTABLE else "--" + name.replace("_", "-")
+
+
+@contextlib.contextmanager
+def _options_named() -> Iterator[None]:
+    """What the generator says of its arguments, said of the options that they came from."""
+    options = {
+        "num_sequences": "--sequences", "num_layers": "--layers", "num_experts": "--experts", "top_k": "--top-k",
+        "prompt and output": "--prompt and --output", "prompt": "--prompt", "output": "--output",
+        "layer_profile": "--profile",
+    } | {key: f"--set: {_option(key)}" for key in _SETTABLE}  # fmt: skip
+    try:
+        yield
+    except TraceError as error:
+        # The longest name first: one may begin with another.
+        name = next((one for one in sorted(options, key=len, reverse=True) if str(error).startswith(f"{one} ")), None)
+        if name is None:
+            raise
+        raise TraceError(options[name] + str(error)[len(name) :]) from error
 
 
 def _changes(text: str | None) -> dict[str, float]:

@@ -6,12 +6,25 @@ Hit rates and reuse are matched, since they decide latency; the cosine between p
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.errors import TraceError
 from perfmodel.progress import Report
 from perfmodel.routing.checks import as_count
 from perfmodel.routing.fitting_trials import Trials, generate_like
-from perfmodel.routing.moments import LAGS, Floats, capacities, inclusion, moments
+from perfmodel.routing.moments import (
+    LAGS,
+    NEAR,
+    Floats,
+    Moments,
+    capacities,
+    heaviest_picks,
+    inclusion,
+    lru_rates,
+    moments,
+    nearest_token,
+    token_rates,
+)
 from perfmodel.routing.synthetic import Skew
 from perfmodel.routing.trace import RoutingTrace
 
@@ -74,10 +87,12 @@ def fit(trace: RoutingTrace, *, seed: int = 0, report: Report | None = None) -> 
     Of every three sequences with the same label, in the order of their lengths, the middle one is held out. From
     the others come the layers' profiles (by label, where every label has at least three of them) and, for every
     layer, the concentrations, the stickiness and a power of the profile that give generated sequences of the same
-    lengths the recorded hit rates (of the sequence's own prefill, of the static profile and of the oracle, at a
-    quarter, half and three quarters of the experts) and the recorded reuse of neighbouring tokens; then one number
-    each for memory (reuse at lags 2, 4 and 8), for the correlation with the next layer and for the sharpness of
-    gate weights.
+    lengths the recorded hit rates (of the sequence's own prefill, of the static profile, of the oracle and of an LRU
+    cache, at a quarter, half and three quarters of the experts) and the recorded reuse of neighbouring tokens; then
+    one number each for memory (reuse at lags 2, 4 and 8), for the correlation with the next layer and for how often
+    tokens come again (picks in common with the most similar of 32 tokens before); then, for every layer, how much
+    noise orders the picks (hit rates of a cache of the heaviest ones, at the same sizes); at last one number for the
+    sharpness of gate weights.
 
     Parameters
     ----------
@@ -166,30 +181,53 @@ def _compare(
             if not np.isnan(a).any():
                 error = float(a.mean(1)[drawn].mean(1).std())
                 checks.append(Check(f"hit rate, {meaning}, K = {size}", float(a.mean()), float(b.mean()), error))
-    found = [_lru(trace, capacities(recorded.num_experts)) for trace in (recorded, generated)]
-    for size, a, b in zip(capacities(recorded.num_experts), *found, strict=True):
-        checks.append(
-            Check(f"hit rate, LRU cache, K = {size}", float(a.mean()), float(b.mean()), float(a[drawn].mean(1).std()))
-        )
-    for at, lag in enumerate(LAGS):
-        if one.pairs[at].any():
-            shared, pairs = one.shared[at].mean(-1), one.pairs[at]
-            error = float(np.std(shared[drawn].sum(1) / np.maximum(pairs[drawn].sum(1), 1)))
-            checks.append(Check(f"reuse at lag {lag}", float(one.reuse[at].mean()), float(two.reuse[at].mean()), error))
+    checks += _caches("", recorded, generated, drawn)
+    if recorded.num_layers > 1:
+        checks += _tokens(recorded, generated, drawn)
+    checks += [_reuse("", at, one, two, drawn) for at in range(len(LAGS)) if one.pairs[at].any()]
+    first = [heaviest_picks(trace) for trace in (recorded, generated)]
+    if recorded.top_k > 1 and first[0] is not None and first[1] is not None:
+        # A policy may treat the heaviest pick of a token in a way of its own, and keep what that used.
+        checks += _caches(" of heaviest picks", first[0], first[1], drawn)
+        one, two = (moments(trace, static) for trace in (first[0], first[1]))
+        checks += [_reuse(" of the heaviest pick", at, one, two, drawn) for at in (0,) if one.pairs[at].any()]
     return tuple(checks)
 
 
-def _lru(trace: RoutingTrace, sizes: tuple[int, ...]) -> list[Floats]:
-    """Share of each sequence's decode picks [S] that hit a cache of so many experts a layer, empty at its start."""
-    from perfmodel.kernels.cache import lru_hits  # compiled code is loaded only where it is used
-
-    rows = trace.phase("decode")
-    ids = np.ascontiguousarray(trace.topk_ids[rows], dtype=np.uint16)
-    assigned = np.ascontiguousarray(trace.topk_ids[rows] != trace.unassigned)
-    ends = np.append(0, np.cumsum(trace.sequence_lengths - trace.prompt_len))
-    picks = np.add.reduceat(assigned.sum((1, 2)), ends[:-1])
+def _caches(what: str, recorded: RoutingTrace, generated: RoutingTrace, drawn: NDArray[np.int64]) -> list[Check]:
+    rates = (lru_rates(trace).mean(-1) for trace in (recorded, generated))
     return [
-        np.add.reduceat(lru_hits(ids, assigned, ends, trace.num_experts, size).sum((1, 2)), ends[:-1])
-        / np.maximum(picks, 1)
-        for size in sizes
+        Check(f"hit rate, LRU cache{what}, K = {size}", float(a.mean()), float(b.mean()), float(a[drawn].mean(1).std()))
+        for size, a, b in zip(capacities(recorded.num_experts), *rates, strict=True)
     ]
+
+
+def _tokens(recorded: RoutingTrace, generated: RoutingTrace, drawn: NDArray[np.int64]) -> list[Check]:
+    """How much tokens have in common with one before, and how unlike they are: it makes the slow ones slow."""
+    steps = recorded.sequence_lengths - recorded.prompt_len
+    starts = np.append(0, np.cumsum(steps))[:-1]
+
+    def moments_of(values: Floats) -> tuple[Floats, Floats]:
+        """Means and standard deviations over the tokens of every resample of the sequences."""
+        sums = np.array([steps, np.add.reduceat(values, starts), np.add.reduceat(values**2, starts)], np.float64)
+        count, first, second = sums[:, drawn].sum(-1)
+        return first / count, np.sqrt(np.maximum(second / count - (first / count) ** 2, 0))
+
+    sizes = capacities(recorded.num_experts)
+    near, rates = ([of(trace) for trace in (recorded, generated)] for of in (nearest_token, token_rates))
+    return [
+        Check(
+            f"shared with the most similar of {NEAR} tokens before", float(near[0].mean()), float(near[1].mean()),
+            float(moments_of(near[0])[0].std()),
+        ),
+        Check(
+            f"spread of tokens' hit rates, LRU cache, K = {sizes[len(sizes) // 2]}", float(rates[0].std()),
+            float(rates[1].std()), float(moments_of(rates[0])[1].std()),
+        ),
+    ]  # fmt: skip
+
+
+def _reuse(what: str, at: int, one: Moments, two: Moments, drawn: NDArray[np.int64]) -> Check:
+    shared, pairs = one.shared[at].mean(-1), one.pairs[at]
+    error = float(np.std(shared[drawn].sum(1) / np.maximum(pairs[drawn].sum(1), 1)))
+    return Check(f"reuse{what} at lag {LAGS[at]}", float(one.reuse[at].mean()), float(two.reuse[at].mean()), error)

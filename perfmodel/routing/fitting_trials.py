@@ -1,14 +1,23 @@
 """The search behind :mod:`perfmodel.routing.fitting`: generate, compare, change the parameters, again."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.progress import Report
-from perfmodel.routing.moments import Moments, frequencies_of, inclusion, moments, next_layer_recall
-from perfmodel.routing.synthetic import Skew, generate
+from perfmodel.routing.moments import (
+    Moments,
+    frequencies_of,
+    heaviest_picks,
+    inclusion,
+    lru_rates,
+    moments,
+    nearest_token,
+    next_layer_recall,
+)
+from perfmodel.routing.synthetic import PerLayer, Skew, generate
 from perfmodel.routing.trace import RoutingTrace
 
 Floats = NDArray[np.float64]
@@ -17,14 +26,21 @@ Floats = NDArray[np.float64]
 # raised to, since stickiness makes popular experts more so.
 _SEQUENCE, _DECODE, _STICKINESS, _POWER = range(4)
 _START = np.array([math.log(30), math.log(60), 0.2, 1.0])
-_LOW = np.array([math.log(0.3), math.log(0.3), 0.0, 0.1])
+_LOW = np.array([math.log(0.3), math.log(0.3), -2.0, 0.1])
 _HIGH = np.array([math.log(3e4), math.log(3e4), 8.0, 2.0])
 _STEPS = np.array([0.25, 0.25, 0.1, 0.1])  # to find slopes with
 _LONGEST = np.array([1.2, 1.2, 0.6, 0.3])  # that one round may change them
 
 _MEMORIES = ((2.0, 5), (1.0, 3), (4.0, 3), (0.5, 2), (8.0, 2))  # tokens tried, and rounds for each
+_CACHES = 2.0  # weight of the hit rates of caches, on which latency depends most
 _HALVINGS = 6
-_TRIALS = sum(rounds * (1 + len(_START)) + 1 for _, rounds in _MEMORIES) + _HALVINGS + 1  # at most
+_AGAIN = (3, 2)  # rounds with the numbers that all layers share, which are found before each
+_OFTENEST = 0.98  # tokens that repeat others
+_TRIALS = (
+    sum(rounds * (1 + len(_START)) + 1 for rounds in (*dict(_MEMORIES).values(), *_AGAIN))
+    + (2 * len(_AGAIN) + 1) * _HALVINGS
+    + 2
+)  # at most
 _MOST_SCORES = 2**26  # tokens x layers x experts of one trial
 _MOST_GATES = 2**17  # tokens x layers that the mean of gate weights is taken over
 _FAR = 0.03  # what the table of the next layer may lack without a note
@@ -57,12 +73,17 @@ class Trials:
 
     def run(self, source: str) -> Skew:
         """The best parameters found."""
-        found, memory = self._search()
-        skew = self._skew(found, memory, source)
-        skew = skew._replace(next_layer=self._next_layer(skew))
+        place, common = self._search(Skew(math.inf, math.inf, 0.0, source))
+        for rounds in _AGAIN:
+            common = common._replace(next_layer=self._next_layer(self._skew(place, common)))
+            common = common._replace(repeats=self._repeats(self._skew(place, common)))
+            place = self._descend(place, common, rounds)[1]
+        skew = self._skew(place, common)
+        self._say_next_layer(skew)
+        skew = skew._replace(order_noise=self._order_noise(skew))
         return skew._replace(gate_sharpness=self._sharpness(skew))
 
-    def _search(self) -> tuple[Floats, float]:
+    def _search(self, common: Skew) -> tuple[Floats, Skew]:
         """What is fitted layer by layer [4, L], and the memory: the best of a few, starting from where one ended."""
         place = np.repeat(_START[:, None], self.known.num_layers, axis=1)
         if not self.has_prefill:
@@ -72,16 +93,20 @@ class Trials:
             best = min(found, key=lambda one: found[one][0], default=memory)
             # The shortest and the longest are tried only next to the best so far.
             if len(found) < 3 or best in (memory / 2, memory * 2):
-                found[memory] = self._descend(found[best][1] if found else place, memory, rounds)
+                start = found[best][1] if found else place
+                found[memory] = self._descend(start, common._replace(memory_tokens=memory), rounds)
         best = min(found, key=lambda one: found[one][0])
-        return found[best][1], best
+        return found[best][1], common._replace(memory_tokens=best)
 
-    def _descend(self, place: Floats, memory: float, rounds: int) -> tuple[float, Floats]:
-        """What is left to match, and where, after some rounds of damped least squares in every layer."""
+    def _descend(self, place: Floats, common: Skew, rounds: int) -> tuple[float, Floats]:
+        """What is left to match, and where, after some rounds of damped least squares in every layer.
+
+        ``common`` holds the parameters that all layers share.
+        """
         best, least = place, np.full(self.known.num_layers, np.inf)
         wanted = self._matched(self.goal)
         for number in range(rounds + 1):
-            base = self._try(place, memory)
+            base = self._try(place, common)
             off = np.nan_to_num(wanted - self._matched(base))
             cost = (off**2).sum(0) + (np.nan_to_num(self.goal.reuse - base.reuse)[1:] ** 2).sum(0)
             best, least = np.where(cost < least, place, best), np.minimum(cost, least)
@@ -92,7 +117,7 @@ class Trials:
                 if which != _DECODE or self.has_prefill:
                     moved = place.copy()
                     moved[which] += _STEPS[which]
-                    change = self._matched(self._try(moved, memory)) - self._matched(base)
+                    change = self._matched(self._try(moved, common)) - self._matched(base)
                     slopes[which] = np.nan_to_num(change) / _STEPS[which]
             place = np.clip(place + _step(slopes, off), _LOW[:, None], _HIGH[:, None])
             if not self.has_prefill:
@@ -100,31 +125,65 @@ class Trials:
         return float(least.mean()), best
 
     def _matched(self, found: Moments) -> Floats:
-        """What is matched in every layer [m, L]."""
-        return np.concatenate([found.own.mean(1), found.static.mean(1), found.oracle.mean(1), found.reuse[:1]])
+        """What is matched in every layer [m, L], by its weight."""
+        rates = (found.own, found.static, found.oracle, _CACHES * found.lru)
+        return np.concatenate([*(rate.mean(1) for rate in rates), found.reuse[:1]])
 
     def _next_layer(self, skew: Skew) -> float:
+        """How much layers share, so that a table of picks foretells as many of the next layer as in the recording."""
         if self.known.num_layers == 1 or self.known.num_sequences == 1:
             return 0.0
-        wanted = float(next_layer_recall(self.known).mean())
-        low, high, found = 0.0, 1.0, 0.0
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            self._count()
-            made = generate_like(self.like, skew._replace(next_layer=middle), self.seed)
-            found = float(next_layer_recall(made).mean())
-            low, high = (middle, high) if found < wanted else (low, middle)
+        wanted = self._foretold(self.known)
+        return self._halve(1.0, lambda share: self._foretold(self._made(skew._replace(next_layer=share))) < wanted)
+
+    def _say_next_layer(self, skew: Skew) -> None:
+        if self.known.num_layers == 1 or self.known.num_sequences == 1:
+            return
+        wanted, found = self._foretold(self.known), self._foretold(self._made(skew))
         if found < wanted - _FAR:
             self.notes.append(
                 f"the picks of a layer foretell {wanted:.2f} of those of the next one in the recording, {found:.2f} in "
                 "generated sequences, which vary in every layer on their own: more is out of reach"
             )
-        return (low + high) / 2 if low > 0 else 0.0
+
+    def _foretold(self, trace: RoutingTrace) -> float:
+        return float(next_layer_recall(trace).mean())
+
+    def _repeats(self, skew: Skew) -> float:
+        """How often tokens come again, so that they have as much as recorded in common with the most similar before."""
+        if self.known.num_layers == 1:
+            return 0.0
+        wanted = float(nearest_token(self.known).mean())
+        return self._halve(
+            _OFTENEST, lambda share: float(nearest_token(self._made(skew._replace(repeats=share))).mean()) < wanted
+        )
+
+    def _halve(self, high: float, too_little: Callable[[float], bool]) -> float:
+        """A parameter from 0 to ``high`` of which there is neither too little nor too much."""
+        low = 0.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if too_little(middle) else (low, middle)
+        return 0.0 if low == 0 else (low + high) / 2
+
+    def _order_noise(self, skew: Skew) -> PerLayer:
+        """How much noise orders a token's picks [L], so that a cache of the heaviest ones hits as often as recorded."""
+        first = heaviest_picks(self.known)
+        if first is None or self.known.top_k == 1:
+            return 1.0
+        wanted = lru_rates(first).mean((0, 1))
+        low, high = np.zeros(self.known.num_layers), np.ones(self.known.num_layers)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            made = heaviest_picks(self._made(skew._replace(order_noise=middle)))
+            assert made is not None  # generated picks have weights
+            more = lru_rates(made).mean((0, 1)) > wanted  # less noise makes for more hits
+            low, high = np.where(more, middle, low), np.where(more, high, middle)
+        return high
 
     def _sharpness(self, skew: Skew) -> float:
         """The power that gives the largest gate weight of a token its recorded mean."""
-        self._count()
-        plain = generate_like(self.like, skew, self.seed).topk_weights
+        plain = self._made(skew).topk_weights
         if self.known.topk_weights is None or plain is None or self.known.top_k == 1:
             return 1.0
         wanted = _largest(self.known.topk_weights, 1.0)
@@ -134,24 +193,24 @@ class Trials:
             low, high = (middle, high) if _largest(plain, math.exp(middle)) < wanted else (low, middle)
         return math.exp((low + high) / 2)
 
-    def _skew(self, place: Floats, memory: float, source: str) -> Skew:
+    def _skew(self, place: Floats, common: Skew) -> Skew:
         power = place[_POWER][:, None]
         prefill, decode = ({name: share**power for name, share in phase.items()} for phase in self.shares)
         alone = len(prefill) == 1 and "" in prefill
-        return Skew(
-            alpha=math.inf,
+        return common._replace(
             sequence_concentration=np.exp(place[_SEQUENCE]),
             decode_concentration=np.exp(place[_DECODE]),
             stickiness=place[_STICKINESS],
-            memory_tokens=memory,
             layer_profile=prefill[""] if alone else prefill,
             decode_profile=decode[""] if alone else decode,
-            parameter_source=source,
         )
 
-    def _try(self, place: Floats, memory: float) -> Moments:
+    def _try(self, place: Floats, common: Skew) -> Moments:
+        return moments(self._made(self._skew(place, common)), self.static)
+
+    def _made(self, skew: Skew) -> RoutingTrace:
         self._count()
-        return moments(generate_like(self.like, self._skew(place, memory, "a trial"), self.seed), self.static)
+        return generate_like(self.like, skew, self.seed)
 
     def _count(self) -> None:
         self.done += 1

@@ -14,6 +14,9 @@ Floats = NDArray[np.float64]
 LAGS = (1, 2, 4, 8)
 """Distances [tokens] at which reuse is matched."""
 
+NEAR = 32
+"""Tokens before one, among which the most similar is looked for."""
+
 
 class Moments(NamedTuple):
     """Statistics of the decode steps of S sequences in L layers, at n sizes of a placement.
@@ -23,6 +26,7 @@ class Moments(NamedTuple):
     static : [n, S, L], of the most used ones of one profile for all sequences
     oracle : [n, S, L], of those that the sequence's own decode steps used most
     shared : [lags, S, L], picks that repeat one of the token ``lag`` before; pairs : [lags, S], picks that could
+    lru : [n, S, L], hit rate of a cache of the least recently used experts, empty when decode starts
     """
 
     own: Floats
@@ -31,6 +35,7 @@ class Moments(NamedTuple):
     oracle: Floats
     shared: Floats
     pairs: Floats
+    lru: Floats
 
     @property
     def reuse(self) -> Floats:
@@ -65,7 +70,47 @@ def moments(trace: RoutingTrace, static: Floats) -> Moments:
             own[at] = (share * placed).sum(-1)
             if others:
                 other[at] = ((share * placed.sum(0)).sum(-1) - own[at]) / others
-    return Moments(own, other, fixed, oracle, *_repeats(trace))
+    return Moments(own, other, fixed, oracle, *_repeats(trace), lru_rates(trace))
+
+
+def heaviest_picks(trace: RoutingTrace) -> RoutingTrace | None:
+    """The same tokens with one pick each, that with the largest gate weight; the first of equals.
+
+    None where the trace has no weights.
+    """
+    if trace.topk_weights is None:
+        return None
+    first = np.where(trace.topk_ids == trace.unassigned, -1.0, trace.topk_weights).argmax(-1)[..., None]
+    return RoutingTrace(
+        topk_ids=np.take_along_axis(trace.topk_ids, first, -1),
+        topk_weights=None,
+        sequence_offsets=trace.sequence_offsets,
+        prompt_len=trace.prompt_len,
+        layer_index=trace.layer_index,
+        num_experts=trace.num_experts,
+        metadata=trace.metadata,
+    )
+
+
+def lru_rates(trace: RoutingTrace) -> Floats:
+    """Share of decode picks that hit a cache of each of :func:`capacities` experts a layer [n, S, L].
+
+    Sequences all have decode steps; the cache is empty at the start of each.
+    """
+    ends = _decode_offsets(trace)[:-1]
+    found = []
+    for size in capacities(trace.num_experts):
+        hits, assigned = _lru(trace, size)
+        found.append(np.add.reduceat(hits.sum(-1), ends) / np.maximum(np.add.reduceat(assigned.sum(-1), ends), 1))
+    return np.array(found)
+
+
+def token_rates(trace: RoutingTrace) -> Floats:
+    """Share of every decode step's picks, of all layers, that hit a cache of half of the experts of a layer [T]."""
+    sizes = capacities(trace.num_experts)
+    hits, assigned = _lru(trace, sizes[len(sizes) // 2])
+    rates: Floats = hits.sum((1, 2)) / np.maximum(assigned.sum((1, 2)), 1)
+    return rates
 
 
 def inclusion(trace: RoutingTrace, phase: Phase) -> Floats:
@@ -91,6 +136,41 @@ def frequencies_of(share: Floats, top_k: int) -> Floats:
         return share
     frequencies: Floats = -np.log1p(-np.minimum(share, 0.999))
     return frequencies
+
+
+def nearest_token(trace: RoutingTrace) -> Floats:
+    """Share of every decode step's picks that the most similar of up to :data:`NEAR` steps before it made too [T].
+
+    Picks of all layers together; 0 for the first step of a sequence, which has none before it.
+    """
+    found = [np.empty(0)]
+    for s in range(trace.num_sequences):
+        ids = trace.topk_ids[trace.decode_slice(s)].astype(np.int64)
+        assigned = ids != trace.unassigned
+        ids[~assigned] = trace.num_experts  # one more, that no token uses
+        used = np.zeros((*ids.shape[:2], trace.num_experts + 1), dtype=bool)
+        np.put_along_axis(used, ids, True, axis=-1)
+        used[..., -1] = False
+        most = np.zeros(len(ids))
+        for lag in range(1, min(NEAR, len(ids) - 1) + 1):
+            shared = np.take_along_axis(used[:-lag], ids[lag:], axis=-1).sum((1, 2))
+            np.maximum(most[lag:], shared, out=most[lag:])
+        found.append(most / np.maximum(assigned.sum((1, 2)), 1))
+    return np.concatenate(found)
+
+
+def _decode_offsets(trace: RoutingTrace) -> NDArray[np.int64]:
+    return np.append(0, np.cumsum(trace.sequence_lengths - trace.prompt_len))
+
+
+def _lru(trace: RoutingTrace, size: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which picks of decode hit a cache of so many experts a layer, and which picks there are [T, L, k]."""
+    from perfmodel.kernels.cache import lru_hits  # compiled code is loaded only where it is used
+
+    rows = trace.phase("decode")
+    ids = np.ascontiguousarray(trace.topk_ids[rows], dtype=np.uint16)
+    assigned = np.ascontiguousarray(trace.topk_ids[rows] != trace.unassigned)
+    return lru_hits(ids, assigned, _decode_offsets(trace), trace.num_experts, size), assigned
 
 
 def _repeats(trace: RoutingTrace) -> tuple[Floats, Floats]:

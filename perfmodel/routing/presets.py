@@ -15,12 +15,13 @@ from perfmodel.routing.synthetic import MIXTRAL_SKEW, Skew
 class Number(NamedTuple):
     """One number of a preset: what it is, its value, where it is from.
 
-    kind : "published"; "measured" on a public recording; "fitted" so that such numbers come out; or "assumed"
+    kind : "published"; "published, recalled", which is from memory and was not checked; "measured" on a public
+        recording; "fitted" so that such numbers come out; or "assumed"
     """
 
     name: str
     value: str
-    kind: Literal["published", "measured", "fitted", "assumed"]
+    kind: Literal["published", "published, recalled", "measured", "fitted", "assumed"]
     source: str
 
 
@@ -61,11 +62,11 @@ _MIXTRAL = Preset(
         Number(
             "neighbours share one of two experts",
             "0.62 to 0.67, middle layers",
-            "published",
-            "arXiv 2401.04088, table 5",
+            "published, recalled",
+            "arXiv 2401.04088, table 5, as remembered",
         ),
         Number("sequence-concentration", "60", "assumed", "counts cannot tell it"),
-        Number("stickiness", "0.25", "fitted", "the shared experts above, given the concentration"),
+        Number("stickiness", "0.25", "fitted", "the lower of the shares above, given the concentration"),
         Number("next-layer", "0", "assumed", "no comparable figure is known"),
     ),
 )
@@ -121,7 +122,7 @@ _GPT = Preset(
         memory_tokens=3.5,
         next_layer=0.95,
         gate_sharpness=0.31,
-        parameter_source="gpt-oss-20b: fitted to statistics of public recordings of decode; prefill is assumed alike",
+        parameter_source="gpt-oss-20b: fitted to public recordings of decode; prefill and next_layer are assumed",
     ),
     numbers=(
         Number("shape", "24 layers, top-4 of 32", "published", "the model's config.json"),
@@ -159,7 +160,10 @@ _QWEN3 = Preset(
         memory_tokens=3.4,
         next_layer=0.9,
         gate_sharpness=0.4,
-        parameter_source="Qwen3-30B-A3B: fitted to published statistics of decode; prefill is assumed alike",
+        parameter_source=(
+            "Qwen3-30B-A3B: fitted to published statistics of decode; prefill is assumed alike, next_layer and "
+            "gate_sharpness assumed"
+        ),
     ),
     numbers=(
         Number("shape", "48 layers, top-8 of 128", "published", "the model's config.json"),

@@ -32,6 +32,7 @@ from perfmodel.routing.trace import RoutingTrace
 
 _MEMORY_TOKENS = 2.0  # measured reuse decays within 4 to 8 tokens
 _STICKIEST = 100.0
+_REPEATED = BLOCK  # tokens that one may be like
 
 #: One number for all layers, or one for each.
 PerLayer = float | Sequence[float] | Floats
@@ -49,6 +50,8 @@ class Skew(NamedTuple):
     next_layer: float = 0.0
     phase_concentration: float = math.inf
     gate_sharpness: float = 1.0
+    order_noise: PerLayer = 1.0
+    repeats: float = 0.0
     layer_profile: Profile | None = None
     decode_profile: Profile | None = None
 
@@ -59,8 +62,9 @@ MIXTRAL_SKEW = Skew(
     stickiness=0.25,
     parameter_source=(
         "Mixtral-8x7B: alpha 9.1 is a moment fit to measured expert frequencies of the Instruct model (3.4 "
-        "to 24.8); sequence_concentration 60 and stickiness 0.25 are assumed, as frequencies cannot tell "
-        "them: neighbouring tokens then share an expert in 0.62 of cases, as reported for the middle layers"
+        "to 24.8); sequence_concentration 60 is assumed, as frequencies cannot tell it; stickiness 0.25 is fitted, "
+        "given that: neighbouring tokens then share an expert in 0.62 of cases, a published figure of the middle "
+        "layers that was recalled, not checked"
     ),
 )
 """Mixtral's skew between layers, with assumed variation between sequences and tokens."""
@@ -82,6 +86,8 @@ def generate(
     next_layer: float = 0.0,
     phase_concentration: float = math.inf,
     gate_sharpness: float = 1.0,
+    order_noise: PerLayer = 1.0,
+    repeats: float = 0.0,
     seed: int = 0,
     layer_profile: Profile | None = None,
     decode_profile: Profile | None = None,
@@ -99,14 +105,19 @@ def generate(
     alpha : > 0, Dirichlet parameter per expert of a layer's profile; smaller is more skewed, inf is uniform
     sequence_concentration : > 0, how closely a sequence follows its layer's profile; inf is exactly; or [L]
     decode_concentration : > 0, how closely decode steps follow their own sequence; by default as the above; or [L]
-    stickiness : 0 to 100, added to the log-probability of an expert used by the previous token, fading with
-        age; or [L]
+    stickiness : -100 to 100, added to the log-probability of an expert used by the previous token, fading with
+        age; or [L]. Below 0 neighbours avoid each other's experts.
     memory_tokens : > 0, tokens in which that bonus fades to 1/e; inf never fades
     next_layer : 0 to 1, how often an expert shares its luck with its partner in the layer before. It makes a
         layer's experts predictable from the ones before, and changes nothing within a layer.
     phase_concentration : > 0, how closely the layers' profiles in decode follow those in prefill, alike for all
         sequences; inf is exactly
     gate_sharpness : > 0, the scores are multiplied by this before the softmax that makes gate weights of them
+    order_noise : 0 to 1, how much of the noise that chose a token's experts also orders and weighs them; or [L].
+        Less makes the heaviest pick more often one that its sequence prefers; which experts are picked stays.
+    repeats : 0 to 1, how often a token has the noise of the one that is 1 to 256 tokens before it, if there is one,
+        in all layers: as a word does that comes again. Some tokens then find nearly all of their experts in a cache,
+        and others few.
     seed : >= 0; sequence i is the same however many sequences there are
     layer_profile : positive or zero frequencies [L, E] or [E] to use in place of ``alpha``, or such for each label;
         sequences take the labels in turn, unless ``labels`` says which
@@ -122,7 +133,8 @@ def generate(
     Where the phases have profiles of their own, p_sequence is first multiplied by decode over prefill profile.
     With probability ``next_layer`` the noise of an expert is that of its partner in the layer before, the one that
     is as popular there; noise stays independent between experts and between tokens.
-    Gate weights are the softmax of the k sums; for 2 of 8 equal experts they average 0.70 and 0.30.
+    They are ordered by the same sum with ``order_noise`` times the noise.
+    Gate weights are the softmax of the k sums that order; for 2 of 8 equal experts they average 0.70 and 0.30.
     The cosine between prefill and decode hardly pins these parameters down; choose them by hit rate and reuse
     (:func:`perfmodel.routing.fitting.fit`).
 
@@ -143,11 +155,13 @@ def generate(
     to_sequence = to_layer
     if decode_concentration is not None:
         to_sequence = each_layer("decode_concentration", decode_concentration, layers, 0, math.inf)
-    sticky = each_layer("stickiness", stickiness, layers, 0, _STICKIEST)
+    sticky = each_layer("stickiness", stickiness, layers, -_STICKIEST, _STICKIEST)
     fading = math.exp(-1 / positive("memory_tokens", memory_tokens))
     next_layer = between("next_layer", next_layer, 0, 1)
     phase_concentration = positive("phase_concentration", phase_concentration)
     gate_sharpness = between("gate_sharpness", gate_sharpness, 1e-3, 1e3)
+    repeats = between("repeats", repeats, 0, 1)
+    in_order = each_layer("order_noise", order_noise, layers, 0, 1)
     tokens = prompts + outputs
     check_size(tokens, layers, experts, top_k)  # before anything is drawn
 
@@ -179,20 +193,22 @@ def generate(
 
     for s, start in enumerate(ends[:-1].tolist()):
         # Separate streams, so that the lengths of the phases do not change each other.
-        streams = [np.random.default_rng(child) for child in seeds[s].spawn(3)]
+        streams = [np.random.default_rng(child) for child in seeds[s].spawn(4)]
         profile = profiles[of_sequence[s]]
         for_prefill = _vary(streams[0], profile, to_layer)
         in_decode = for_prefill if changed is None else _shifted(for_prefill, profile, changed[of_sequence[s]])
         for_decode = _vary(streams[0], in_decode, to_sequence)
-        memory = np.zeros((layers, experts))
+        memory, earlier = np.zeros((layers, experts)), np.empty((0, layers, experts))
         middle = start + int(prompts[s])
         for log_p, first, stop in ((for_prefill, start, middle), (for_decode, middle, int(ends[s + 1]))):
             for rows in _blocks(first, stop):
                 noise = streams[1].gumbel(size=(rows.stop - rows.start, layers, experts))
                 if partners is not None:
                     _link(streams[2], noise, partners, next_layer)
+                if repeats > 0:
+                    earlier = _repeat(streams[3], noise, earlier, repeats)
                 best = np.empty((len(noise), layers, top_k))
-                sticky_top(noise, log_p, sticky, fading, memory, ids[rows], best)
+                sticky_top(noise, log_p, sticky, in_order, fading, memory, ids[rows], best)
                 weights[rows] = _gates(best, gate_sharpness)
 
     settings: dict[str, Any] = {
@@ -202,12 +218,14 @@ def generate(
         "stickiness": _said(sticky),
     }
     further = {
-        "memory_tokens": (float(memory_tokens), _MEMORY_TOKENS),
-        "next_layer": (next_layer, 0.0),
-        "phase_concentration": (phase_concentration, math.inf),
-        "gate_sharpness": (gate_sharpness, 1.0),
+        "memory_tokens": (np.array([float(memory_tokens)]), _MEMORY_TOKENS),
+        "next_layer": (np.array([next_layer]), 0.0),
+        "phase_concentration": (np.array([phase_concentration]), math.inf),
+        "gate_sharpness": (np.array([gate_sharpness]), 1.0),
+        "order_noise": (in_order, 1.0),
+        "repeats": (np.array([repeats]), 0.0),
     }
-    settings |= {key: _said(np.array([value])) for key, (value, usual) in further.items() if value != usual}
+    settings |= {key: _said(value) for key, (value, usual) in further.items() if (value != usual).any()}
     how_given = "given, by label" if list(profiles) != [""] else "given"
     given = {} if decode_profile is None else {"decode_profile": how_given}
     return RoutingTrace(
@@ -287,6 +305,20 @@ def _link(rng: np.random.Generator, noise: Floats, partners: NDArray[np.int64], 
     copied = rng.random(noise.shape) < share
     for layer in range(1, noise.shape[1]):
         np.copyto(noise[:, layer], noise[:, layer - 1][:, partners[layer]], where=copied[:, layer])
+
+
+def _repeat(rng: np.random.Generator, noise: Floats, earlier: Floats, share: float) -> Floats:
+    """Replace the noise of a share of the tokens [T, L, E] by that of one before; the last of it, for what follows.
+
+    earlier : [at most _REPEATED, L, E], noise of the tokens before the first one
+    """
+    # One draw, so that more tokens do not change what the first ones get.
+    repeated, back = rng.random((len(noise), 2)).T
+    every = np.concatenate([earlier, noise])
+    sources = np.arange(len(noise)) + len(earlier) - 1 - (back * _REPEATED).astype(np.int64)
+    for token in np.flatnonzero((repeated < share) & (sources >= 0)).tolist():
+        noise[token] = every[len(earlier) + token] = every[sources[token]]
+    return every[-_REPEATED:]
 
 
 def _gates(best: Floats, sharpness: float) -> Floats:

@@ -171,7 +171,7 @@ def test_auto_knows_the_good_file_or_says_which_formats_it_may_be(asked: Asked, 
     (found,) = asked.answers["auto", name]
     if found["outcome"] != "read":
         assert found["outcome"] == "TraceError"
-        assert f"{name} (" in found["message"]
+        assert f"{name} (" in found["message"] or f"looks like {name}, but" in found["message"]
 
 
 def test_the_header_says_the_byte_order(tmp_path: Path) -> None:

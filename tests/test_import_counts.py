@@ -59,7 +59,9 @@ def collection(picks: Sequence[int] = (6, 9), layers: int = 3, experts: int = 4,
 
 def test_sequences_of_a_collection_are_added(tmp_path: Path) -> None:
     path = saved(tmp_path, collection())
-    assert "moe-infinity" in recognise(path)
+    assert recognise(path) == {}
+    with pytest.raises(TraceError, match=r"looks like moe-infinity, but it is a stack .* name the format moe-infinity"):
+        import_files("auto", [path])
     profile, defects = read("moe-infinity", path, model="switch", top_k=1, layers=(1, 3, 5))
     assert_array_equal(profile.counts, collection().sum(axis=0))
     assert_array_equal(profile.counts.sum(axis=1), 15)
@@ -71,14 +73,16 @@ def test_sequences_of_a_collection_are_added(tmp_path: Path) -> None:
     assert again.metadata["how"] == "from numbers in memory (moe-infinity)"
     assert FrequencyProfile.from_moe_infinity(path).num_layers == 3
     np.savez(tmp_path / "table.npz", trace_collection=collection())
+    assert list(recognise(tmp_path / "table.npz")) == ["moe-infinity"]
     assert_array_equal(read("moe-infinity", tmp_path / "table.npz")[0].counts, profile.counts)
 
 
 def test_encoder_and_decoder_may_differ_in_picks(tmp_path: Path) -> None:
     both = np.concatenate([collection((6, 9)), collection((2, 4))], axis=1)
-    assert "moe-infinity" in recognise(saved(tmp_path, both))
     three = np.concatenate([both, collection((1, 1))], axis=1)
-    assert "moe-infinity" not in recognise(saved(tmp_path, three))
+    for array, message in ((both, "looks like moe-infinity, but it is a stack"), (three, "do not have as many picks")):
+        with pytest.raises(TraceError, match=message):
+            import_files("auto", [saved(tmp_path, array.astype(float))])
 
 
 @pytest.mark.parametrize(
@@ -149,16 +153,20 @@ def test_tables_come_back_without_unused_layers(table: np.ndarray, tmp_path_fact
 @given(data=st.data())
 def test_sums_show_that_a_matrix_counts_picks(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    layers, experts = data.draw(st.integers(2, 20)), data.draw(st.integers(4, 64))
+    layers, experts = data.draw(st.integers(8, 20)), data.draw(st.integers(8, 64))
     counts = random.multinomial(data.draw(st.integers(50, 1000)), random.dirichlet(np.ones(experts)), size=layers)
     folder = tmp_path_factory.mktemp("table")
     with_dense = np.concatenate([np.zeros((1, experts), int), counts])
     for table in (counts, with_dense, counts.astype(np.float32), counts / counts.sum(axis=1, keepdims=True)):
-        assert list(recognise(saved(folder, table))) == ["ktransformers"]
+        path = saved(folder, table)
+        assert recognise(path) == {}
+        with pytest.raises(TraceError, match=r"without a name, of (counts|shares) .* name the format ktransformers"):
+            import_files("auto", [path])
     off = counts.copy()
     off[0, 0] += 1
     for table in (off, off / off.sum(), counts[:1]):
-        assert recognise(saved(folder, table)) == {}
+        with pytest.raises(TraceError, match=r"^(?!.*without a name).*is of no known format"):
+            import_files("auto", [saved(folder, table)])
 
 
 RANDOM = np.random.default_rng(5)
@@ -362,6 +370,33 @@ def test_ranks_and_iterations_are_added(tmp_path: Path) -> None:
     assert_array_equal(FrequencyProfile.from_tensorrt_llm(folder, model="m").counts, sums)
 
 
+def test_stages_of_a_pipeline_have_layers_of_their_own_and_no_iteration_is_skipped(tmp_path: Path) -> None:
+    folder, _ = statistics(tmp_path)
+    replaced({f"{i}_{n}": COUNTS for i in (50, 51) for n in (7, 8)})(folder)
+    assert read("tensorrt-llm", folder)[0].layer_index.tolist() == [3, 4, 7, 8]
+    for rank in (0, 1):
+        save_file({f"{i}_3": COUNTS for i in (50, 51, 53)}, folder / f"rank{rank}.safetensors")
+    assert "has iterations 50 to 53 without iteration 52" in refused("tensorrt-llm", folder)
+
+
+def test_options_in_memory_are_checked_as_those_of_files() -> None:
+    table = np.array([[1, 2, 3], [3, 2, 1]])
+    for make in (
+        lambda: FrequencyProfile.from_ktransformers(table, layers=3),  # type: ignore[arg-type]
+        lambda: FrequencyProfile.from_ktransformers(table, layers=["x"]),  # type: ignore[list-item]
+        lambda: FrequencyProfile.from_ktransformers(table, top_k="x"),  # type: ignore[arg-type]
+        lambda: FrequencyProfile.from_moe_infinity(table[None], layers=3.5),  # type: ignore[arg-type]
+        lambda: FrequencyProfile.from_popularity_rank([(0, 0)], model=""),
+        lambda: FrequencyProfile.from_sglang_stat("none", layers=[2, 1]),
+        lambda: FrequencyProfile.from_imatrix(["none", "nil"], num_experts=0),
+    ):
+        with pytest.raises(TraceError) as caught:
+            make()
+        assert "\n" not in str(caught.value)
+    with pytest.raises(TraceError, match="none: no such file"):
+        FrequencyProfile.from_imatrix(["none", "nil"])
+
+
 def test_picks_may_be_left_open(tmp_path: Path) -> None:
     folder, _ = statistics(tmp_path, num_experts_per_token=None)
     assert read("tensorrt-llm", folder)[0].top_k is None
@@ -402,7 +437,10 @@ COUNTS = np.ones(4, np.int32)
         (replaced({"50_3": COUNTS[:3]}), "has shape (3,) of I32"),
         (replaced({"50_3": -COUNTS}), "holds -1, expected counts >= 0"),
         (replaced({"50_3": COUNTS, "050_3": COUNTS}), "iteration 50 has layer 3 twice"),
-        (replaced({"52_3": COUNTS}), "iteration 52 lacks layer 4"),
+        (replaced({"52_3": COUNTS}), "rank1.safetensors: lacks iteration 50, which rank0.safetensors has"),
+        (replaced({"50_3": COUNTS, "50_4": COUNTS, "51_3": COUNTS, "51_5": COUNTS}), "iteration 50 lacks layer 5"),
+        (replaced({"50_3": COUNTS, "51_3": COUNTS}), "lacks layer 4, which rank0.safetensors has beside others"),
+        (replaced({"50_3": COUNTS, "50_4": COUNTS}), "rank1.safetensors: lacks iteration 51"),
     ],
 )
 def test_broken_folders_are_refused(tmp_path: Path, change: Callable[[Path], Any], message: str) -> None:
@@ -434,5 +472,5 @@ def test_published_tables_of_a_large_model(shared: Path) -> None:
     order, _ = read("popularity-rank", folder / "mixtral-8x7b-popularity-rank.csv")
     assert (order.counts.shape, order.scale) == ((32, 8), "ranks")
     assert order.counts[9, 5] == 256
-    for name in ("mixtral-8x7b-instruct-frequencies.npy", "mixtral-8x7b-popularity-rank.csv"):
-        assert len(recognise(folder / name)) == 1
+    assert recognise(folder / "mixtral-8x7b-instruct-frequencies.npy") == {}
+    assert list(recognise(folder / "mixtral-8x7b-popularity-rank.csv")) == ["popularity-rank"]

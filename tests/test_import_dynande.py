@@ -243,3 +243,17 @@ def test_indices_of_unsigned_types(tmp_path: Path, dtype: str) -> None:
     trace = load([tmp_path / "a.npz"], sequence_len=None)
     np.testing.assert_array_equal(trace.topk_ids[:, 0], ids)
     assert trace.num_experts == 256
+
+
+def test_titles_in_other_cases_with_blanks_and_quotes(tmp_path: Path) -> None:
+    header, _, rows = csv(dense()).partition("\n")
+    titles = header.split(",")
+    files = []
+    for name, other in (
+        ("a_layer1.csv", ", ".join(titles).upper()),
+        ("b_layer1.csv", ",".join(f'"{t}"' for t in titles)),
+    ):
+        (tmp_path / name).write_text(f"{other}\n{rows}")
+        assert recognise(Probe.of(tmp_path / name)) is not None
+        files.append(read([tmp_path / name], ImportOptions(prompt_len=(2,), sequence_len=(4,))).result)
+    np.testing.assert_array_equal(files[0].topk_ids, files[1].topk_ids)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import TraceError
 from perfmodel.routing import RoutingTrace
+from perfmodel.routing.importers import registry
 from perfmodel.routing.importers.base import ImportOptions
 from perfmodel.routing.importers.esft import FORMAT, read, recognise
 from perfmodel.routing.importers.probe import HEAD, Probe
@@ -155,3 +156,20 @@ def test_one_pass_is_all_prefill_unless_told(tmp_path: Path) -> None:
     trace = read([tmp_path / "expert_weights_1.txt"], ImportOptions(top_k=2)).result
     assert isinstance(trace, RoutingTrace)
     assert trace.prompt_len.tolist() == [2, 1]
+
+
+def test_a_folder_of_files(tmp_path: Path) -> None:
+    files = small(tmp_path)
+    folder = tmp_path / "scores"
+    folder.mkdir()
+    for number, file in enumerate(files):
+        (folder / f"expert_weights_{number + 3}.txt").write_bytes(file.read_bytes())
+    (folder / "notes.txt").write_text("x")
+    assert list(registry.recognise(folder)) == ["esft"]
+    trace = RoutingTrace.from_esft(folder, top_k=2)
+    every = RoutingTrace.from_esft([folder / f"expert_weights_{n + 3}.txt" for n in range(len(files))], top_k=2)
+    np.testing.assert_array_equal(trace.topk_ids, every.topk_ids)
+    assert trace.layer_index.tolist() == [n + 3 for n in range(len(files))]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TraceError, match="is a folder without files such as expert_weights_7"):
+        RoutingTrace.from_esft(tmp_path / "empty", top_k=2)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import TraceError
 from perfmodel.routing import RoutingTrace
 from perfmodel.routing.defects import Finding
+from perfmodel.routing.importers import import_files
 from perfmodel.routing.importers.base import Imported, ImportOptions
 from perfmodel.routing.importers.llamacpp_csv import read, recognise
 from perfmodel.routing.importers.probe import Probe
@@ -134,7 +135,13 @@ def test_other_lines_of_the_log_are_passed_over(tmp_path: Path) -> None:
 
 def test_recognised_by_content(tmp_path: Path) -> None:
     file = tmp_path / "x"
-    for text, found in ((HEADER, True), (call(2), True), ("3,4\n", False), ("a,1 2\n", False), ("1\t2\n", False)):
+    for text, found in (
+        (HEADER, True),
+        (call(2) + call(1), True),
+        ("3,4\n", False),
+        ("a,1 2\n", False),
+        ("1\t2\n", False),
+    ):
         file.write_text(text)
         assert (recognise(Probe.of(file)) is not None) == found, text
 
@@ -173,3 +180,31 @@ def test_refusals(tmp_path: Path, text: str, options: dict[str, Any], message: s
 def test_one_file_a_recording(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="a second file"):
         read([tmp_path / "a", tmp_path / "b"], ImportOptions())
+
+
+@pytest.mark.parametrize(
+    "header", ["Layer_ID,Expert_IDs", "layer_id, expert_ids", '"layer_id","expert_ids"', " layer_id ,EXPERT_IDS "]
+)
+def test_headers_in_other_cases_with_blanks_and_quotes(tmp_path: Path, header: str) -> None:
+    file = tmp_path / "log.csv"
+    file.write_text(header + "\n" + call(3) + call(1, 3))
+    assert recognise(Probe.of(file)) == "has the header layer_id,expert_ids"
+    assert trace_of(load(tmp_path, header + "\n" + call(3) + call(1, 3))).num_tokens == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        call(2),
+        "".join(f"{n},{n + 1} {n + 2}\n" for n in range(30)),
+        "".join(f"{(7 * n * n) % 31},{n} {n + 1} {n + 2}\n" for n in range(200)),
+        "".join(f"{n % 2},{n // 2} {n // 2}\n" for n in range(40)),
+        "".join(f"3,{n} {n + 1}\n" for n in range(40)),
+    ],
+)
+def test_lists_without_a_header_that_show_no_calls_are_only_nearly_logs(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "log.csv"
+    file.write_text(text)
+    assert recognise(Probe.of(file)) is None
+    with pytest.raises(TraceError, match=r"looks like llamacpp-csv, but .* name the format llamacpp-csv"):
+        import_files("auto", [file])

@@ -519,7 +519,7 @@ def test_the_config_says_layers_picks_and_experts(tmp_path: Path) -> None:
         ({"meta_info": {"routed_experts": ""}}, {"top_k": 2}, "decodes to 0 bytes"),
         ({"meta_info": {"routed_experts": [1]}}, {"top_k": 2}, "expected base64 text"),
         ({"meta_info": {}}, {"top_k": 2}, "is None, expected base64 text"),
-        ({"meta": {}}, {"top_k": 2}, "meta_info is None"),
+        ({"meta": {}}, {"top_k": 2}, "lacks 'meta_info'"),
         ([], {"top_k": 2}, "holds no responses"),
         (3, {"top_k": 2}, "response 0 is 3"),
     ],
@@ -529,3 +529,63 @@ def test_broken_responses_are_refused(tmp_path: Path, answer: Any, options: dict
         RoutingTrace.from_sglang_response(write(tmp_path, answer), **options)
     assert "dump.json" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# ---- passes that are missing, doubled, out of order, or of several ranks ----
+
+
+def numbered(*numbers: int, ranks: tuple[int, ...] = ()) -> list[dict[str, Any]]:
+    """A prompt of three tokens and decode steps, whose passes have these numbers."""
+    every = [record(3, [0, 1, 2], 1, [3], 0)]
+    every += [record(1, [2 + i], 2, None, i) for i in range(1, len(numbers))]
+    ranks = ranks or (0,) * len(numbers)
+    return [{**one, "forward_pass_id": n, "rank": r} for one, n, r in zip(every, numbers, ranks, strict=True)]
+
+
+def test_passes_in_order_are_read_and_gaps_are_told(tmp_path: Path) -> None:
+    found = import_files("sglang", [write(tmp_path, dump(*numbered(4, 5, 6)))])
+    assert not [one for one in found.findings if "no record" in one.found]
+    found = import_files("sglang", [write(tmp_path, dump(*numbered(4, 6, 9)))])
+    (gap,) = [one for one in found.findings if one.defect == "missing-phase"]
+    assert "has no record of the forward passes 5, 7-8" in gap.found
+    idle = {**numbered(4)[0], "forward_mode": 4}
+    one, two = numbered(4, 5)
+    assert import_files("sglang", [write(tmp_path, dump(one, idle, two))]).result.num_layers > 0
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        (numbered(4, 5, 5), "record 2: is forward pass 5, as is the record before it: it is recorded twice"),
+        (numbered(4, 6, 5), "record 2: is forward pass 5, after pass 6; expected ids that increase"),
+        (numbered(4, 4, 5, ranks=(0, 1, 0)), "record 1: is of rank 1, records before it are of rank 0"),
+        (numbered(4, -1), "forward_pass_id is -1"),
+        ([*numbered(4, 5)[:1], numbered(0, 0, 6)[2]], "follow no running request.*; forward passes 5 have no record"),
+        (
+            [numbered(4)[0], {**record(2, [5, 6], 1, [2], 3), "forward_pass_id": 7}],
+            "begins a request at position 5 after passes without a record",
+        ),
+    ],
+)
+def test_passes_that_contradict_their_numbers(tmp_path: Path, records: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        RoutingTrace.from_sglang([write(tmp_path, dump(*records))])
+
+
+def test_equal_counts_of_two_files_are_told(tmp_path: Path) -> None:
+    files = []
+    for name, counts in (("a.json", [[1, 2], [2, 1]]), ("b.json", [[2, 1], [1, 2]]), ("c.json", [[1, 2], [2, 1]])):
+        files.append(write(tmp_path, {"logical_count": [counts]}, name))
+    assert not import_files("sglang-stat", files[:2]).findings
+    (finding,) = import_files("sglang-stat", files).findings
+    assert finding.defect == "duplicate-tokens"
+    assert "c.json has the very counts of a.json" in finding.found
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl"])
+def test_a_first_response_without_picks_is_named(tmp_path: Path, kind: str) -> None:
+    answers = [{"text": "y"}, response(some_ids(4), 2)]
+    file = tmp_path / f"a.{kind}"
+    file.write_text(json.dumps(answers) if kind == "json" else "\n".join(map(json.dumps, answers)))
+    with pytest.raises(TraceError, match=r"a\.json.*: (response 0|line 1): lacks 'meta_info'; holds text"):
+        import_files("auto", [file], ImportOptions(top_k=2))

@@ -30,8 +30,16 @@ def picks(tokens: int, layers: int = 3, seed: int = 0, dense: tuple[int, ...] = 
 # ---- arrays ----
 
 
+def recorded(tokens: int, layers: int, experts: int, top_k: int, seed: int = 0) -> NDArray[np.int32]:
+    """Picks of layers that each like experts of their own, from the most to the least wanted."""
+    rng = np.random.default_rng(seed)
+    wanted = rng.normal(size=(tokens, layers, experts)) + 0.7 * rng.normal(size=(layers, experts))
+    return np.argsort(-wanted, axis=2)[:, :, :top_k].astype(np.int32)
+
+
 def test_an_array_is_cut_at_the_prompt_and_loses_its_dense_layers(tmp_path: Path) -> None:
-    ids = picks(7, layers=6, dense=(0,))
+    ids = recorded(30, 6, EXPERTS, TOP_K)
+    ids[:, 0] = 0
     np.save(tmp_path / "request.npy", ids)
     found = import_files(
         "auto", [tmp_path / "request.npy"], ImportOptions(prompt_len=(5,), num_experts=EXPERTS, model="toy")
@@ -122,9 +130,7 @@ def test_one_long_array_of_several_sequences_and_other_layer_numbers(tmp_path: P
         (picks(4), {"prompt_len": 1, "num_experts": 3}, r"allowed are 0\.\.2"),
         (picks(4), {"prompt_len": 1, "layers": [1, 2]}, "--layers names 2 layers; allowed: 3"),
         (picks(4), {"prompt_len": 1, "sequence_len": 3}, "--sequence-len adds up to 3 rows, the file has 4"),
-        (picks(4), {"prompt_len": 1, "top_k": 2}, "--top-k: has no meaning for the format vllm"),
         (picks(4), {"prompt_len": -1}, "--prompt-len is -1"),
-        (picks(4), {"prompt_len": 1, "layer": 3}, "no import option is called 'layer'"),
         (
             picks(4)[0],
             {"prompt_len": 1},
@@ -278,7 +284,10 @@ def test_the_profiler_of_generated_tokens(tmp_path: Path) -> None:
         ([route(0, [0, 1]), route(1, [0, 1], weights=None)], "line 3: topk_weights is on some lines only"),
         ([route(0, [0, 1], weights=None), route(1, [0, 1])], "line 3: topk_weights is on some lines only"),
         ([route(0, [0, 1]), route(0, [0, 1], layer=2), route(1, [0, 1])], "layer 2 has 1 tokens .* layer 1 has 2"),
-        ([route(0, [0, 1]), route(0, [0, 1], layer=2, request="x")], "token 0 of layer 2 is of another request"),
+        (
+            [route(0, [0, 1]), route(0, [0, 1], layer=2, request="x")],
+            "line 3: layer 2 has token_idx 0 of another request where",
+        ),
         ([{"type": "route", "token_idx": 0, "topk_ids": [0, 1]}], "line 2: lacks 'layer'"),
         ([route(0, [0, 1], request=[1])], r"line 2: req_id is \[1\]"),  # type: ignore[arg-type]
         ([route(t, [1, 1]) for t in (0, 1, 0)], "picks expert 1 twice"),
@@ -345,7 +354,7 @@ def test_ids_of_unsigned_types_have_no_mark_of_none(tmp_path: Path, dtype: str, 
     ids[:, 1] = 0
     (np.save if name == "a.npy" else np.savez)(tmp_path / name, ids.astype(dtype))  # type: ignore[operator]
     for said in ({}, {"num_experts": 256}):
-        found = import_files("auto", [tmp_path / name], ImportOptions(prompt_len=(10,), **said))
+        found = import_files("vllm", [tmp_path / name], ImportOptions(prompt_len=(10,), **said))
         assert isinstance(found.result, RoutingTrace)
         np.testing.assert_array_equal(found.result.topk_ids, ids[:, [0, 2]])
         assert found.result.num_experts == 256
@@ -434,3 +443,188 @@ def test_meta_lines_that_say_the_same_start_forward_calls(tmp_path: Path) -> Non
     lines[-2] = {**meta, "model_id": "other"}
     with pytest.raises(TraceError, match="a meta line that says 'other' for model_id, where the first says 'toy-moe'"):
         RoutingTrace.from_vllm_jsonl(write(tmp_path, lines))
+
+
+# ---- the same tokens in every layer, and all of them ----
+
+
+def several(**requests: int) -> list[tuple[str, int]]:
+    """Tokens of requests one after another."""
+    return [(name, t) for name, count in requests.items() for t in range(count)]
+
+
+def logged(tokens: list[tuple[str, int]], layers: tuple[int, ...] = (1, 2)) -> list[dict[str, Any]]:
+    """Lines of tokens, layer after layer; picks tell request, token and layer."""
+    return [
+        route(t, [8 * (ord(name) % 8) + t, 64 + layer], layer=layer, request=name)
+        for layer in layers
+        for name, t in tokens
+    ]
+
+
+META = {"model_id": "toy-moe", "top_k": 2, "num_experts": 128}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda rows: [*rows[:4], rows[5], rows[4], *rows[6:]],
+            "line 6: layer 2 has token_idx 1 where layer 1 has token",
+        ),
+        (lambda rows: [*rows[:5], rows[6], *rows[6:]], "line 7: layer 2 has token_idx 2 where layer 1 has token_idx 1"),
+        (lambda rows: [row for row in rows if row["token_idx"] != 2], "line 4: token_idx 3 after 1: tokens between"),
+        (lambda rows: [row for row in rows if row["token_idx"] > 1], "line 2: token_idx 2 at the start of a request"),
+        (lambda rows: rows[:-1], r"layer 2 has 3 tokens \(the last on line 8\), layer 1 has 4"),
+    ],
+)
+def test_tokens_are_the_same_in_every_layer_and_all_are_there(tmp_path: Path, change: Any, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        RoutingTrace.from_vllm_jsonl(write(tmp_path, change(logged(several(a=4))), META), prompt_len=2)
+
+
+def test_layers_that_are_announced_are_there(tmp_path: Path) -> None:
+    file = write(tmp_path, logged(several(a=4)), {**META, "layers_logged": [1, 2, 3]})
+    with pytest.raises(TraceError, match="announces 3 layers in layers_logged, of which 3 has no line"):
+        RoutingTrace.from_vllm_jsonl(file, prompt_len=2)
+    file = write(tmp_path, logged(several(a=4)), {**META, "layers_logged": "all"})
+    assert RoutingTrace.from_vllm_jsonl(file, prompt_len=2).num_layers == 2
+
+
+def test_requests_that_take_turns_are_put_one_after_another(tmp_path: Path) -> None:
+    turns = [("a", 0), ("a", 1), ("b", 0), ("a", 2), ("b", 1), ("c", 0), ("a", 3), ("b", 2), ("c", 1)]
+    file = write(tmp_path, logged(turns), META)
+    with pytest.raises(TraceError, match="--prompt-len"):
+        RoutingTrace.from_vllm_jsonl(file)
+    trace = RoutingTrace.from_vllm_jsonl(file, prompt_len=[2, 1, 1])
+    apart = RoutingTrace.from_vllm_jsonl(write(tmp_path, logged(several(a=4, b=3, c=2)), META), prompt_len=[2, 1, 1])
+    np.testing.assert_array_equal(trace.topk_ids, apart.topk_ids)
+    assert trace.sequence_offsets.tolist() == [0, 4, 7, 9]
+    file = write(tmp_path, logged(turns), META)
+    assert RoutingTrace.from_vllm_jsonl(file, prompt_len=1, sequence_len=[4, 3, 2]).num_sequences == 3
+    for lengths in ([3, 4, 2], 4, 3, [7, 2], [4, 5]):
+        with pytest.raises(TraceError, match="--sequence-len"):
+            RoutingTrace.from_vllm_jsonl(file, prompt_len=1, sequence_len=lengths)
+    again = write(tmp_path, logged([("a", 0), ("b", 0), ("a", 0)]), META)
+    with pytest.raises(
+        TraceError, match="line 4: the lines of several requests take turns, and token_idx 0 does not go"
+    ):
+        RoutingTrace.from_vllm_jsonl(again, prompt_len=1, sequence_len=1)
+
+
+def test_lengths_may_join_calls_and_not_cut_requests(tmp_path: Path) -> None:
+    file = write(tmp_path, logged(several(a=3, b=1, c=1, d=2)), META)
+    trace = RoutingTrace.from_vllm_jsonl(file, prompt_len=[3, 2], sequence_len=[5, 2])
+    assert trace.sequence_offsets.tolist() == [0, 5, 7]
+    with pytest.raises(TraceError, match=r"sequence 0 would end after row 2, within a request; .* rows 3, 4, 5, 7"):
+        RoutingTrace.from_vllm_jsonl(file, prompt_len=1, sequence_len=[2, 5])
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{"token_idx": 0, "layer": 0, "experts": [1, 2], "text": "x"}] * 2,
+        [{"token_idx": 0, "layer": "a", "topk_ids": [1, 2]}] * 2,
+        [{"type": "meta", "model_id": "gpt"}, {"role": "user", "content": "x"}],
+        [{"type": "meta", "top_k": 2}, {"type": "meta", "top_k": 2}],
+    ],
+)
+def test_other_logs_are_left_alone(tmp_path: Path, lines: list[Any]) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert recognise(tmp_path / "a.jsonl") == {}
+
+
+# ---- requests as people save them ----
+
+
+SIZES = [(5 + i, 2 + i % 3) for i in range(12)]
+
+
+def saved_requests() -> tuple[dict[str, NDArray[np.int32]], list[int]]:
+    """Twelve requests in the order of their names as text, 10 before 2, and their prompts by number."""
+    every = {f"routed_experts_{i}": picks(rows, seed=i) for i, (rows, _) in enumerate(SIZES)}
+    return {key: every[key] for key in sorted(every)}, [prompt for _, prompt in SIZES]
+
+
+@pytest.mark.parametrize("key", ["prompt_len", "prompt_lens", "prompt_lengths", "num_prompt_tokens"])
+def test_prompts_are_paired_by_number(tmp_path: Path, key: str) -> None:
+    arrays, prompts = saved_requests()
+    file = tmp_path / "a.npz"
+    np.savez(file, **arrays, **{key: np.array(prompts)})
+    trace = RoutingTrace.from_vllm(file)
+    assert trace.prompt_len.tolist() == prompts
+    assert trace.sequence_lengths.tolist() == [rows for rows, _ in SIZES]
+    np.testing.assert_array_equal(trace.topk_ids, np.concatenate([arrays[f"routed_experts_{i}"] for i in range(12)]))
+    each = {f"prompt_token_ids_{i}": np.arange(p) for i, p in reversed(list(enumerate(prompts)))}
+    np.savez(file, **arrays, **each)
+    assert list(recognise(file)) == ["vllm"]
+    np.testing.assert_array_equal(RoutingTrace.from_vllm(file).topk_ids, trace.topk_ids)
+    assert RoutingTrace.from_vllm(file).prompt_len.tolist() == prompts
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"tokens_in": np.arange(12)}, r"holds 'tokens_in' of shape \(12,\) beside the picks; allowed: .* prompt_len"),
+        ({"prompt_len_0": np.array(2)}, "routed_experts_1 has 0 lengths of its prompt"),
+        ({"prompt_len": np.arange(3)}, r"prompt_len is an array \(3,\) of int64, expected 12 integers"),
+        ({"routed_experts_007": picks(4)}, "routed_experts_007 and routed_experts_7 are both number 7"),
+    ],
+)
+def test_other_arrays_beside_the_picks_are_named(tmp_path: Path, more: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "a.npz", **saved_requests()[0], **more)
+    with pytest.raises(TraceError, match=message):
+        import_files("auto", [tmp_path / "a.npz"], ImportOptions(prompt_len=(1,)))
+
+
+def test_a_batch_needs_the_rows_of_each_request(tmp_path: Path) -> None:
+    parts = [picks(5, seed=1), picks(3, seed=2)]
+    batch = np.full((2, 5, 3, TOP_K), -1)
+    for i, part in enumerate(parts):
+        batch[i, : len(part)] = part
+    np.save(tmp_path / "a.npy", batch)
+    np.savez(tmp_path / "b.npz", routed_experts=batch, prompt_len=[4, 2])
+    for source in (tmp_path / "a.npy", tmp_path / "b.npz", batch):
+        with pytest.raises(TraceError, match="a batch of 2 requests; --sequence-len says the rows of each"):
+            RoutingTrace.from_vllm(source, prompt_len=[4, 2])
+        trace = RoutingTrace.from_vllm(source, prompt_len=[4, 2], sequence_len=[5, 3])
+        np.testing.assert_array_equal(trace.topk_ids, np.concatenate(parts))
+        with pytest.raises(TraceError, match="--sequence-len is 4 for request 0 of a batch of 5 rows each"):
+            RoutingTrace.from_vllm(source, prompt_len=[4, 2], sequence_len=[4, 3])
+
+
+def test_lists_in_memory_are_requests() -> None:
+    parts = [picks(5, seed=1), picks(5, seed=2)]
+    for source in (parts, tuple(parts), [one.tolist() for one in parts]):
+        trace = RoutingTrace.from_vllm(source, prompt_len=[4, 2])
+        np.testing.assert_array_equal(trace.topk_ids, np.concatenate(parts))
+        assert trace.prompt_len.tolist() == [4, 2]
+    assert RoutingTrace.from_vllm(parts[0].tolist(), prompt_len=4).num_sequences == 1
+    with pytest.raises(TraceError, match="--sequence-len is 4 for sequence 0, whose array has 5 rows"):
+        RoutingTrace.from_vllm(parts, prompt_len=1, sequence_len=[4, 6])
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl"])
+def test_outputs_of_a_request(tmp_path: Path, kind: str) -> None:
+    parts = [picks(6, seed=1), picks(5, seed=2)]
+    answers = [
+        {"prompt_token_ids": [7] * 3, "outputs": [{"routed_experts": one.tolist(), "token_ids": [1] * (len(one) - 2)}]}
+        for one in parts
+    ]
+    answers[0]["outputs"] += answers[1]["outputs"]
+    file = tmp_path / f"a.{kind}"
+    file.write_text(json.dumps(answers) if kind == "json" else "\n".join(map(json.dumps, answers)))
+    assert list(recognise(file)) == ["vllm"]
+    trace = RoutingTrace.from_vllm(file)
+    np.testing.assert_array_equal(trace.topk_ids, np.concatenate([*parts, parts[1]]))
+    assert trace.prompt_len.tolist() == [3, 3, 3]
+    answers[0]["prompt_token_ids"] = [7] * 2
+    answers[0]["prompt_len"] = 3
+    file.write_text(json.dumps(answers) if kind == "json" else "\n".join(map(json.dumps, answers)))
+    with pytest.raises(TraceError, match="prompt_token_ids says 2 prompt tokens, prompt_len says 3"):
+        RoutingTrace.from_vllm(file)
+    del answers[0]["prompt_len"]
+    answers[0]["outputs"][0]["token_ids"] = [1, 2]  # type: ignore[index]
+    file.write_text(json.dumps(answers[:1]))
+    with pytest.raises(TraceError, match="rows of 6 tokens, for 2 of the prompt and 2 of the output; expected 3 or 4"):
+        RoutingTrace.from_vllm(file)

@@ -19,7 +19,10 @@ def physical_ids(trace: RoutingTrace) -> Seen | None:
     Only a map from slots to experts can mend this, which a trace does not hold.
     """
     model = trace.metadata["model"]
-    how = "; import it again with --expert-map, which says what each slot holds"
+    how = (
+        "; a trace does not say what each slot holds: import what the server wrote, not this trace, with a map of the "
+        "slots (--expert-map, of the formats sglang and sglang-stat)"
+    )
     if trace.metadata.get("id_space") == "physical":
         return Seen(f"ids are of the slots of the {trace.num_experts} that the server filled, not of experts{how}")
     known = _experts_of(model)

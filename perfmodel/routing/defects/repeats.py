@@ -23,6 +23,8 @@ COPY = 0.99
 CHANGES = 12
 #: Fewest rows of a passage that is recorded again, and fewest different ones among them.
 PASSAGE, DIFFERENT = 8, 4
+#: Picks of a token that, all alike in two rows that follow one another, mean one token.
+ALONE = 64
 #: Most tokens that layers are compared on, evenly spread.
 _SAMPLE = 4096
 
@@ -62,6 +64,8 @@ def duplicate_tokens(trace: RoutingTrace) -> Seen | None:
     """Rows, passages or sequences that are recorded again, alike in every pick and weight.
 
     * every row of a sequence stands n times in a row;
+    * one row stands twice in a row, where the sequence has no other like it: only in recordings of 64 picks a token
+      and more, in which no real token was ever seen to route just like the one before (26,000 of three recordings);
     * a passage of at least 8 rows, 4 of them different, comes again in the same sequence. A token's routing depends
       on all before it, so text that repeats does not give equal rows in all layers, the more so with weights;
     * a sequence equals an earlier one, as with two recordings of one request.
@@ -72,7 +76,7 @@ def duplicate_tokens(trace: RoutingTrace) -> Seen | None:
     marks = row_marks(layer_marks(trace, weights=True))
     again = _sequences_again(trace, marks)
     sequences = int(again[trace.sequence_offsets[:-1]].sum())
-    multiplied, passages = np.zeros_like(again), np.zeros_like(again)
+    multiplied, passages, doubled = np.zeros_like(again), np.zeros_like(again), np.zeros_like(again)
     stops = ends_before_loops(trace)
     for s in range(trace.num_sequences):
         rows = slice(int(trace.sequence_offsets[s]), int(trace.sequence_offsets[s + 1]))
@@ -81,12 +85,15 @@ def duplicate_tokens(trace: RoutingTrace) -> Seen | None:
             if not multiplied[rows].any() and _can_tell(trace):
                 before = slice(rows.start, int(stops[s]))
                 passages[before] = _passages_again(marks[before])
-    gone = again | multiplied | passages
+                if trace.num_layers * trace.top_k >= ALONE:
+                    doubled[before] = _rows_doubled(marks[before]) & ~passages[before]
+    gone = again | multiplied | passages | doubled
     if not gone.any():
         return None
     parts = [
         (sequences, "sequence", " that equal an earlier one"),
         (multiplied.sum(), "row", " that only repeat the row before, in sequences where every row does so"),
+        (doubled.sum(), "row", " that only repeat the row before"),
         (passages.sum(), "row", " of passages that are recorded again in their sequence"),
     ]
     found = "; ".join(counted(int(n), thing) + what for n, thing, what in parts if n)
@@ -119,6 +126,12 @@ def _rows_multiplied(marks: Numbers) -> Bools:
         copies[:] = True
         copies[::times] = False
     return copies
+
+
+def _rows_doubled(marks: Numbers) -> Bools:
+    """Rows that equal the row before, and no other of the sequence: longer runs may be dummy tokens or a loop."""
+    _, numbers, counts = np.unique(marks, return_inverse=True, return_counts=True)
+    return np.asarray(np.append(False, marks[1:] == marks[:-1]) & (counts[numbers] == 2))
 
 
 def _passages_again(marks: Numbers) -> Bools:

@@ -18,6 +18,7 @@ from perfmodel.routing.importers.base import (
     as_signed,
     layer_numbers,
     number_of_experts,
+    per_sequence,
     prompt_lengths,
     sequence_lengths,
 )
@@ -47,7 +48,8 @@ def _picks(ids: ArrayLike, where: str) -> NDArray[np.signedinteger[Any]]:
         )
     if len(found) == 4:
         raise TraceError(
-            f"{where} has shape {found}, expected [tokens, layers, picks]; requests of a batch need an array each"
+            f"{where} has shape {found}, expected [tokens, layers, picks]; requests of a batch need an array each, as "
+            "array[0, :rows] is"
         )
     return as_signed(where, ids, 3)
 
@@ -74,8 +76,8 @@ def trace_of(
     num_experts : routed experts a layer, where the files say
     """
     ids, lengths = join(sequences, where)
-    if options.sequence_len is not None and len(lengths) == 1:
-        lengths = sequence_lengths(options, len(ids), where)
+    if options.sequence_len is not None:
+        lengths = _told_apart(options, lengths, where)
     if options.prompt_len is not None or prompts is None or None in prompts:
         prompts = _said(prompts, prompt_lengths(options, lengths, where), where)
     findings: list[Finding] = []
@@ -97,6 +99,18 @@ def trace_of(
     except TraceError as error:
         raise TraceError(f"{where}: {error}") from None
     return Imported(trace, tuple(findings))
+
+
+def _told_apart(options: ImportOptions, lengths: NDArray[np.int64], where: str) -> NDArray[np.int64]:
+    """Rows of each sequence as the user said; of several arrays each is one, which may not be contradicted."""
+    if len(lengths) == 1:
+        return sequence_lengths(options, int(lengths[0]), where)
+    said = per_sequence("--sequence-len", options.sequence_len or (), len(lengths), where)
+    wrong = np.flatnonzero(said != lengths)
+    if len(wrong):
+        s = int(wrong[0])
+        raise TraceError(f"{where}: --sequence-len is {said[s]} for sequence {s}, whose array has {lengths[s]} rows")
+    return lengths
 
 
 def _said(stated: Sequence[int | None] | None, said: NDArray[np.int64], where: str) -> list[int]:

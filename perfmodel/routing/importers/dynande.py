@@ -60,7 +60,7 @@ class _Rows:
 def recognise(probe: Probe) -> str | None:
     """A header of layer_id, token_id and the experts, or tensors called samples, scores and indices."""
     if probe.kind == "text":
-        found = probe.lines[0].split(",", 3)[:3] if probe.lines else []
+        found = [_title(one) for one in probe.lines[0].split(",", 3)[:3]] if probe.lines else []
         return "has the header layer_id,token_id,expert_0" if found == [*_HEADER, "expert_0"] else None
     if probe.kind == "npz":
         held = set(probe.shapes)
@@ -164,11 +164,16 @@ def _read_file(path: Path, options: ImportOptions) -> _Rows:
     return _read_csv(path, options.top_k) if probe.kind == "text" else _read_tensors(path, options.top_k)
 
 
+def _title(text: str) -> str:
+    """A title of a column without its case, quotes and the blanks around it."""
+    return text.strip().strip('"').lower()
+
+
 def _read_csv(path: Path, top_k: int | None) -> _Rows:
     name = one_line(path)
     lines = read_lines(path)
     _, header = next(lines)
-    titles = columns(header, ",", f"{name}: line 1")
+    titles = [_title(one) for one in columns(header, ",", f"{name}: line 1")]
     experts = len(titles) - 2
     if titles != [*_HEADER, *(f"expert_{e}" for e in range(experts))] or not 0 < experts <= MAX_EXPERTS:
         raise TraceError(f"{name}: line 1 is {one_line(header[:80])}, expected layer_id,token_id,expert_0,expert_1,...")

@@ -25,12 +25,13 @@ from perfmodel.routing.importers.base import (
     one_pass,
 )
 from perfmodel.routing.importers.columns import by_layer, integers, reals
-from perfmodel.routing.importers.files import columns, read_lines
+from perfmodel.routing.importers.files import columns, list_folder, read_lines
 from perfmodel.routing.importers.probe import Probe
 from perfmodel.routing.npz import one_line
 from perfmodel.routing.trace import RoutingTrace
 
 _START = re.compile(rb"[0-9]{1,5}(?:\t[0-9]{1,5})*\t\t[0-9.]")
+_NAME = re.compile(r"expert_weights_[0-9]{1,5}\.txt")
 _CUT = re.compile(rb"[0-9]{1,5}(?:\t[0-9]{1,5})+\t?")
 # Sequences of up to 40,000 tokens of six picks.
 _LONGEST, _MOST = 2**22, 500_000
@@ -38,6 +39,11 @@ _LONGEST, _MOST = 2**22, 500_000
 
 def recognise(probe: Probe) -> str | None:
     """Integers, an empty column, decimals, all separated by tabs."""
+    if probe.kind == "folder":
+        files = _files_of(probe.path)
+        if not files or recognise(Probe.of(files[0])) is None:
+            return None
+        return f"a folder of {len(files)} files such as {one_line(files[0].name)}, with scores"
     line, end, _ = probe.head.partition(b"\n")
     cut = not end and probe.size > len(probe.head)
     if probe.kind == "text" and (_START.match(line) or (cut and _CUT.fullmatch(line))):
@@ -46,7 +52,8 @@ def recognise(probe: Probe) -> str | None:
 
 
 def read(files: Sequence[Path], options: ImportOptions) -> Imported:
-    """One file for each layer, in any order."""
+    """One file for each layer, in any order, or the folder of them."""
+    files = [file for path in files for file in _expanded(path)]
     first = one_line(files[0])
     if options.top_k is None:
         raise TraceError(f"{first}: does not say how many experts a token picks; --top-k says it")
@@ -85,6 +92,21 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
     return Imported(trace)
 
 
+def _files_of(folder: Path) -> list[Path]:
+    """The files of layers in a folder, by their names."""
+    return [path for path in list_folder(folder, "expert_weights_*.txt") if _NAME.fullmatch(path.name)]
+
+
+def _expanded(path: Path) -> list[Path]:
+    """A file itself, or the files of layers in a folder; TraceError where there are none."""
+    if Probe.of(path).kind != "folder":
+        return [path]
+    files = _files_of(path)
+    if not files:
+        raise TraceError(f"{one_line(path)}: is a folder without files such as expert_weights_7.txt, one a layer")
+    return files
+
+
 def _read_layer(path: Path, k: int) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]:
     """Tokens of every line, and picks and weights [T, k] of one layer."""
     lengths, ids, weights = [], [], []
@@ -112,8 +134,8 @@ FORMAT = Format(
     gives="trace",
     takes=frozenset({"num_experts", "top_k", "prompt_len", "layers"}),
     files=(
-        "one file a layer, its number in the name, as in expert_weights_7.txt: a line a sequence, "
-        "experts, an empty column, weights, by tabs"
+        "one file a layer, its number in the name, as in expert_weights_7.txt, or a folder of such files: "
+        "a line a sequence, experts, an empty column, weights, by tabs"
     ),
     recognise=recognise,
     read=read,

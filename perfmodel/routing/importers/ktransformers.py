@@ -31,31 +31,30 @@ def _array(probe: Probe) -> str | None:
 
 
 def recognise(probe: Probe) -> str | None:
-    """A matrix called activation_freq; or one without a name whose sums show that it counts picks.
-
-    Every layer picks equally often, so rows of counts have one sum, and those of shares the sum 1. Matrices of which
-    that says nothing are left alone: a single row, ids and ranks (each row holds the same numbers in another order),
-    masks of zeros and ones, and weights of picks, which fall within each row.
-    """
+    """A matrix called activation_freq. Sums do not tell: rows of probabilities, of confusion and transition matrices
+    and of attention have one sum too."""
     name = _array(probe)
-    if name is None or not _may_be_table(*probe.shapes[name], named=name != ""):
+    if not name or not _may_be_table(*probe.shapes[name], named=True):
         return None
     layers, experts = probe.shapes[name][0]
-    if name:
-        return f"holds {name}, a matrix of {layers} layers x {experts} experts"
-    kind = _counts_or_shares(probe.array(name))
-    return kind and f"a matrix of {layers} layers x {experts} experts, {kind}"
+    return f"holds {name}, a matrix of {layers} layers x {experts} experts"
 
 
 def nearly(probe: Probe) -> str | None:
-    """A matrix without a name whose sums show nothing."""
+    """A matrix without a name, and what its sums show.
+
+    Every layer picks equally often, so rows of counts have one sum, and those of shares the sum 1.
+    """
     name = _array(probe)
     if name is None or not _may_be_table(*probe.shapes[name], named=False):
         return None
-    return (
-        "is a matrix of numbers whose rows have neither one sum, as counts of picks, nor the sum 1, as shares; if "
-        f"it is a table of [layers, experts] all the same, name the format {NAME}"
+    kind = _counts_or_shares(probe.array(name))
+    found = (
+        f"it is a matrix without a name, of {kind}"
+        if kind
+        else "its rows have neither one sum, as counts of picks, nor the sum 1, as shares"
     )
+    return f"{found}; if it is a table of [layers, experts], name the format {NAME}"
 
 
 def _may_be_table(shape: tuple[int, ...], dtype: np.dtype[Any], *, named: bool) -> bool:
@@ -76,8 +75,8 @@ def _counts_or_shares(table: NDArray[Any]) -> str | None:
     if (ordered == ordered[0]).all() or (np.diff(used, axis=1) <= 0).all():
         return None
     if (used == np.floor(used)).all():
-        return "counts of which every layer has as many" if (sums == sums[0]).all() and used.max() > 1 else None
-    return "shares that add up to 1 in every layer" if (np.abs(sums - 1) < _ROUNDED).all() else None
+        return "counts of which every row has as many" if (sums == sums[0]).all() and used.max() > 1 else None
+    return "shares that add up to 1 in every row" if (np.abs(sums - 1) < _ROUNDED).all() else None
 
 
 def read(files: Sequence[Path], options: ImportOptions) -> Imported:

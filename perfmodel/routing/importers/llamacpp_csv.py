@@ -44,6 +44,8 @@ _HEADER = "layer_id,expert_ids"
 _ROW = re.compile(r"[0-9]{1,5},[0-9]{1,5}( [0-9]{1,5})*")
 #: Lines of inputs of routers, which the same builds write into the same log.
 _OTHER = "gate_input,"
+#: Calls, and lines, that are looked at to tell a log without a header.
+_ENOUGH, _MOST_LINES = 32, 200_000
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,70 @@ class _Block:
 
 
 def recognise(probe: Probe) -> str | None:
-    """The header, or rows of a layer and a list of experts."""
+    """The header, or rows of a layer and a list of experts over several calls, in which the same layers come again."""
     lines = [line for line in probe.lines if not line.startswith(_OTHER)][:20]
     if probe.kind != "text" or not lines:
         return None
-    if lines[0].strip() == _HEADER:
+    if _is_header(lines[0]):
         return f"has the header {_HEADER}"
-    rows = all(_ROW.fullmatch(line.strip()) for line in lines) and " " in lines[0].strip()
-    return "has rows of a layer and a list of experts" if rows else None
+    layers = _layers_of_calls(probe) if _are_rows(lines) else 0
+    return f"has rows of a layer and a list of experts, {layers} layers again and again" if layers else None
+
+
+def nearly(probe: Probe) -> str | None:
+    """Rows without a header that do not show calls: any list of lists may look so."""
+    lines = [line for line in probe.lines if not line.startswith(_OTHER)][:20]
+    if probe.kind != "text" or not lines or not _are_rows(lines):
+        return None
+    return (
+        "it has neither the header nor the same layers again in a second call; if its rows are of layers and experts, "
+        "name the format llamacpp-csv"
+    )
+
+
+def _is_header(line: str) -> bool:
+    """The header, whatever its case, with blanks and quotes around the names."""
+    return [part.strip().strip('"').lower() for part in line.split(",")] == _HEADER.split(",")
+
+
+def _are_rows(lines: Sequence[str]) -> bool:
+    return all(_ROW.fullmatch(line.strip()) for line in lines) and " " in lines[0].strip()
+
+
+def _layers_of_calls(probe: Probe) -> int:
+    """Layers of each call where at least two calls of two layers show, all alike; 0 where they do not.
+
+    The first rows are enough. Every row has as many experts, none of them twice; the last call may be cut, and its
+    own last layer may be left out, which llama.cpp does for prompts.
+    """
+    calls: list[list[int]] = []
+    widths = set()
+    try:
+        for number, text in read_lines(probe.path):
+            row = text.strip()
+            if not row or row.startswith(_OTHER):
+                continue
+            if not _ROW.fullmatch(row):
+                return 0
+            layer, _, experts = row.partition(",")
+            chosen = experts.split(" ")
+            widths.add(len(chosen))
+            if len(set(chosen)) < len(chosen):
+                return 0
+            if calls and int(layer) == calls[-1][-1]:
+                continue
+            if calls and int(layer) > calls[-1][-1]:
+                calls[-1].append(int(layer))
+            else:
+                calls.append([int(layer)])
+            if len(calls) > _ENOUGH or number > _MOST_LINES:
+                break
+    except TraceError:
+        return 0
+    whole = calls[:-1] if len(calls) > 2 else calls
+    longest = max(whole, key=len, default=[])
+    alike = all(call in (longest, longest[:-1]) for call in whole) and len(longest) > 1
+    return len(longest) if alike and len(calls) > 1 and len(widths) <= 2 else 0
 
 
 def read(files: Sequence[Path], options: ImportOptions) -> Imported:
@@ -112,10 +170,12 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
 def _rows(path: Path) -> tuple[list[int], list[list[int]], list[int]]:
     """Layer, picks and line number of every row."""
     name = one_line(path)
-    layers, picks, lines = [], [], []
+    layers: list[int] = []
+    picks: list[list[int]] = []
+    lines: list[int] = []
     for number, text in read_lines(path):
         row = text.strip()
-        if row == _HEADER or row.startswith(_OTHER) or not row:
+        if row.startswith(_OTHER) or not row or (not picks and _is_header(row)) or row == _HEADER:
             continue
         where = f"{name}: line {number}"
         layer, comma, experts = row.partition(",")
@@ -217,4 +277,5 @@ FORMAT = Format(
     files="one file: rows such as 3,52 40 85, perhaps below the header layer_id,expert_ids",
     recognise=recognise,
     read=read,
+    nearly=nearly,
 )

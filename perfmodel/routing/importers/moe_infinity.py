@@ -31,7 +31,14 @@ def _array(probe: Probe) -> str | None:
 
 
 def recognise(probe: Probe) -> str | None:
-    """An array called trace_collection; or one without a name whose sums show that it counts picks.
+    """An array called trace_collection. Sums do not tell: other stacks of counts, such as of classes by fold, have
+    as many in every row too."""
+    name = _array(probe)
+    return f"holds {name} {probe.shapes[name][0]}" if name and _may_be_collection(*probe.shapes[name]) else None
+
+
+def nearly(probe: Probe) -> str | None:
+    """An array without a name: what its sums say, or what is wrong with numbers that are no integers.
 
     In a sequence every layer picks equally often, so the sums of its layers are one number, or in a model with an
     encoder two, first the one and then the other. That says nothing of fewer than two layers a number, and of masks
@@ -40,20 +47,13 @@ def recognise(probe: Probe) -> str | None:
     name = _array(probe)
     if name is None or not _may_be_collection(*probe.shapes[name]):
         return None
-    if name:
-        return f"holds {name} {probe.shapes[name][0]}"
-    sequences, layers, experts = probe.shapes[name][0]
-    if _wrong(probe.array(name)):
-        return None
-    return f"counts of {sequences} sequences in {layers} layers x {experts} experts, as many picks in every layer"
-
-
-def nearly(probe: Probe) -> str | None:
-    """What is wrong with numbers [sequences, layers, experts] that are no integers, which ids of experts would be."""
-    name = _array(probe)
-    if name is None or not _may_be_collection(*probe.shapes[name]) or probe.shapes[name][1].kind != "f":
-        return None
-    return _wrong(probe.array(name))
+    wrong = _wrong(probe.array(name))
+    if wrong:
+        return wrong if probe.shapes[name][1].kind == "f" else None
+    return (
+        "it is a stack of counts without a name, of which every row has as many; if they are counts of picks "
+        f"[sequences, layers, experts], name the format {NAME}"
+    )
 
 
 def _may_be_collection(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:

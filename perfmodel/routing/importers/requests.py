@@ -25,6 +25,7 @@ class Pass(NamedTuple):
     positions, tokens : place in its request, and vocabulary id, of every token [T]
     extends : tokens of every request that is extended; none in a pass that only decodes
     mixed : whether requests that decode come after those that are extended
+    after_gap : whether passes right before it have no record
     """
 
     where: str
@@ -33,6 +34,7 @@ class Pass(NamedTuple):
     tokens: NDArray[np.int64]
     extends: list[int]
     mixed: bool
+    after_gap: bool = False
 
     @property
     def alone(self) -> bool:
@@ -155,6 +157,11 @@ class _Requests:
             raise TraceError(f"{one.where}: positions of an extended request do not follow one another from {first}")
         request = going_on
         if request is None:
+            if first > 0 and one.after_gap:
+                raise TraceError(
+                    f"{one.where}: begins a request at position {first} after passes without a record, which may hold "
+                    "the start of its prompt"
+                )
             request = _Request(next=first, cached=first)
             self.every.append(request)
         request.rows.extend(range(self.count + at, self.count + at + size))

@@ -25,7 +25,7 @@ from perfmodel.routing.importers.base import (
     described,
     sequence_lengths,
 )
-from perfmodel.routing.importers.files import brief, entry, table
+from perfmodel.routing.importers.files import brief, entry, table, whole
 from perfmodel.routing.importers.probe import Probe
 from perfmodel.routing.importers.pt import read_nested
 from perfmodel.routing.importers.requests import Pass, Rows, rows_of, rows_one_by_one
@@ -61,7 +61,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
     seen: list[list[Pass]] = []
     for path in files:
         name = one_line(path)
-        passes, mapping = _load(path, options)
+        passes, mapping, gaps = _load(path, options)
         if any(_same(passes, other) for other in seen):
             mended = "duplicate-tokens" in options.mend
             found = f"{name} repeats every token of another rank"
@@ -69,7 +69,15 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
             if mended:
                 continue
         seen.append(passes)
-        rows.append(_rows(passes, options, name, len(files)))
+        if gaps:
+            found = f"{name} has no record of the forward passes {gaps}: steps without tokens, or lost ones"
+            findings.append(Finding("missing-phase", found))
+        try:
+            rows.append(_rows(passes, options, name, len(files)))
+        except TraceError as error:
+            if not gaps:
+                raise
+            raise TraceError(f"{error}; forward passes {gaps} have no record") from None
         ids = np.concatenate([one.ids for one in passes], axis=1)[:, rows[-1].order]
         parts.append(_logical(ids, mapping, name, findings))
         experts = max(experts, int(mapping.max()) + 1)
@@ -132,18 +140,56 @@ def _trace(
         raise TraceError(f"{where}: {error}") from None
 
 
-def _load(path: Path, options: ImportOptions) -> tuple[list[Pass], NDArray[np.int64]]:
+def _load(path: Path, options: ImportOptions) -> tuple[list[Pass], NDArray[np.int64], str | None]:
     name = one_line(path)
     dump = table(read_nested(path), f"{name}: the content")
     records = entry(dump, "records", name)
     if not isinstance(records, list) or not records:
         raise TraceError(f"{name}: records is {brief(records)}, expected a list of forward passes")
     mapping = slot_map(dump, options, name)
+    gaps, after = check_passes(records, name)
     every = (_pass(table(one, f"{name}: record {i}"), f"{name}: record {i}", mapping) for i, one in enumerate(records))
-    passes = [one for one in every if one is not None]
+    passes = [one._replace(after_gap=i in after) for i, one in enumerate(every) if one is not None]
     if not passes:
         raise TraceError(f"{name}: holds no tokens")
-    return passes, mapping
+    return passes, mapping, gaps
+
+
+def check_passes(records: Sequence[Any], name: str) -> tuple[str | None, set[int]]:
+    """Which forward passes have no record, in a few words or None, and which records come right after such a gap.
+
+    For records of one rank in the order of its passes: TraceError for several ranks, for a pass that is there twice,
+    and for a wrong order. Records may lack ``rank`` and ``forward_pass_id``. A step in which a server computes nothing
+    may have no record, or one that does not count, so that passes without a record need not be lost ones.
+    """
+    before: dict[str, int] = {}
+    missing: list[str] = []
+    after: set[int] = set()
+    for i, record in enumerate(records):
+        where = f"{name}: record {i}"
+        found = {
+            key: whole(record[key], f"{where}: {key}", 0, 2**53)
+            for key in ("rank", "forward_pass_id")
+            if isinstance(record, Mapping) and record.get(key) is not None
+        }
+        if found.get("rank", before.get("rank")) != before.get("rank", found.get("rank")):
+            raise TraceError(
+                f"{where}: is of rank {found['rank']}, records before it are of rank {before['rank']}; expected a file "
+                "for each rank"
+            )
+        number, last = found.get("forward_pass_id"), before.get("forward_pass_id")
+        if number is not None and last is not None:
+            if number <= last and record.get("forward_mode") == IDLE:
+                continue
+            if number == last:
+                raise TraceError(f"{where}: is forward pass {number}, as is the record before it: it is recorded twice")
+            if number < last:
+                raise TraceError(f"{where}: is forward pass {number}, after pass {last}; expected ids that increase")
+            if number > last + 1:
+                after.add(i)
+                missing.append(str(last + 1) if number == last + 2 else f"{last + 1}-{number - 1}")
+        before |= found
+    return (", ".join(missing[:6]) + ", ..." * (len(missing) > 6) if missing else None), after
 
 
 def slot_map(dump: Mapping[str, Any], options: ImportOptions, name: str) -> NDArray[np.int64]:

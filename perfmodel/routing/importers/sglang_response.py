@@ -19,6 +19,7 @@ from perfmodel.routing.importers.files import (
     LARGEST_JSON,
     brief,
     decode_base64,
+    entry,
     parse_json,
     read_json,
     read_lines,
@@ -31,12 +32,27 @@ from perfmodel.routing.npz import one_line
 
 def recognise(probe: Probe) -> str | None:
     """A response, a list of them, or one a line, with base64 text under ``routed_experts``."""
-    found = probe.first if probe.kind == "jsonl" else probe.document if probe.kind == "json" else None
-    first = found[0] if isinstance(found, list) and found else found
-    info = first.get("meta_info") if isinstance(first, Mapping) else None
-    if isinstance(info, Mapping) and isinstance(info.get("routed_experts"), str):
+    if probe.kind == "jsonl":
+        found: Any = [probe.first]
+        if not _holds_text(probe.first):
+            # Some other line may hold it: the reader then says which response has none.
+            found += [one for _, text in read_lines(probe.path, longest=LARGEST_JSON) if (one := _document(text))]
+    else:
+        found = probe.document if probe.kind == "json" else None
+    every = found if isinstance(found, list) else [found]
+    if any(map(_holds_text, every)):
         return "holds responses with base64 text in meta_info.routed_experts"
     return None
+
+
+def _document(text: str) -> Any:
+    """A line as a document, where it may be a response with picks; otherwise None."""
+    return parse_json(text, "a line") if '"meta_info"' in text and '"routed_experts"' in text else None
+
+
+def _holds_text(response: Any) -> bool:
+    info = response.get("meta_info") if isinstance(response, Mapping) else None
+    return isinstance(info, Mapping) and isinstance(info.get("routed_experts"), str)
 
 
 def read(files: Sequence[Path], options: ImportOptions) -> Imported:
@@ -71,7 +87,7 @@ def _responses(path: Path) -> list[tuple[Mapping[str, Any], str]]:
         found = [(one, f"{name}: response {i}") for i, one in enumerate(several)]
     if not found:
         raise TraceError(f"{name}: holds no responses")
-    return [(table(table(one, where).get("meta_info"), f"{where}: meta_info"), where) for one, where in found]
+    return [(table(entry(table(one, where), "meta_info", where), f"{where}: meta_info"), where) for one, where in found]
 
 
 def _tokens(info: Mapping[str, Any], key: str, where: str) -> int | None:

@@ -19,7 +19,7 @@ from perfmodel.routing.importers.counts import profile_of
 from perfmodel.routing.importers.files import brief, entry, table
 from perfmodel.routing.importers.probe import Probe
 from perfmodel.routing.importers.pt import read_nested
-from perfmodel.routing.importers.sglang import PICKS, first_record, slot_map
+from perfmodel.routing.importers.sglang import PICKS, check_passes, first_record, slot_map
 from perfmodel.routing.npz import one_line
 
 STAT, PER_PASS = "logical_count", "global_physical_count"
@@ -43,6 +43,13 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
         every.append(_counts(table(read_nested(path), f"{name}: the content"), options, name, findings))
         if every[-1].shape != every[0].shape:
             raise TraceError(f"{name}: counts of shape {every[-1].shape}, the files before it have {every[0].shape}")
+        same = next((i for i, other in enumerate(every[:-1]) if np.array_equal(other, every[-1])), None)
+        if same is not None:
+            found = (
+                f"{name} has the very counts of {one_line(files[same].name)}, and both are added: one file may have "
+                "been given twice, or every rank may have dumped the sum of all; give one of them if so"
+            )
+            findings.append(Finding("duplicate-tokens", found))
     imported = profile_of(FORMAT.name, files, options, np.sum(every, axis=0))
     return Imported(imported.result, (*findings, *imported.findings))
 
@@ -56,6 +63,10 @@ def _counts(dump: Mapping[str, Any], options: ImportOptions, name: str, findings
     records = entry(dump, "records", name)
     if not isinstance(records, list) or not records:
         raise TraceError(f"{name}: records is {brief(records)}, expected a list of forward passes")
+    gaps, _ = check_passes(records, name)
+    if gaps:
+        found = f"{name} has no record of the forward passes {gaps}: steps without tokens, or lost ones"
+        findings.append(Finding("missing-phase", found))
     mapping = slot_map(dump, options, name)
     slots = np.zeros(mapping.shape, np.int64)
     for i, record in enumerate(records):

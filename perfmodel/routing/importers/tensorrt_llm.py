@@ -6,7 +6,8 @@ such as how often two experts were used together, are not read.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,9 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
         found = ", ".join(path.name for path in ranks[:4]) or "none"
         raise TraceError(f"{one_line(folder)}: files of ranks are {found}; expected rank0.safetensors and on, no gap")
     sums: dict[int, NDArray[np.float64]] = {}
-    seen: set[tuple[int, int]] = set()
-    for path in ranks:
-        seen |= _add(path, experts, sums)
-    iterations = sorted({iteration for iteration, _ in seen})
+    seen = {path: _add(path, experts, sums) for path in ranks}
+    iterations = _same_in_all_ranks(seen)
     layers = sorted(sums)
-    if len(seen) != len(iterations) * len(layers):
-        at, layer = next((i, n) for i in iterations for n in layers if (i, n) not in seen)
-        raise TraceError(f"{one_line(folder)}: iteration {at} lacks layer {layer}; expected all layers in each")
     return profile_of(
         NAME,
         files,
@@ -76,6 +72,47 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
         ranks=len(ranks),
         iterations=[iterations[0], iterations[-1]],
     )
+
+
+def _same_in_all_ranks(seen: Mapping[Path, set[tuple[int, int]]]) -> list[int]:
+    """The iterations, which are the same in all ranks, without gap; TraceError where a rank lacks something.
+
+    Every rank has all of its layers in every iteration. Ranks have the same layers, or (as stages of a pipeline)
+    none in common.
+    """
+    first = next(iter(seen))
+    iterations = sorted({iteration for iteration, _ in seen[first]})
+    stages: list[tuple[Path, set[int]]] = []
+    for path, pairs in seen.items():
+        own, layers = {iteration for iteration, _ in pairs}, {layer for _, layer in pairs}
+        differing = sorted(own ^ set(iterations))
+        if differing:
+            has, lacks = (path, first) if differing[0] in own else (first, path)
+            raise TraceError(
+                f"{one_line(lacks)}: lacks iteration {differing[0]}, which {one_line(has.name)} has; expected the same "
+                "iterations in every rank"
+            )
+        lacking = next(((i, n) for i in iterations for n in sorted(layers) if (i, n) not in pairs), None)
+        if lacking:
+            raise TraceError(
+                f"{one_line(path)}: iteration {lacking[0]} lacks layer {lacking[1]}; expected all layers in each"
+            )
+        for other, known in stages:
+            if layers & known and layers != known:
+                layer = min(layers ^ known)
+                has, lacks = (path, other) if layer in layers else (other, path)
+                raise TraceError(
+                    f"{one_line(lacks)}: lacks layer {layer}, which {one_line(has.name)} has beside others that both "
+                    "have; expected the same layers in every rank"
+                )
+        stages.append((path, layers))
+    gap = next((i + 1 for i, after in pairwise(iterations) if after != i + 1), None)
+    if gap is not None:
+        raise TraceError(
+            f"{one_line(first)}: has iterations {iterations[0]} to {iterations[-1]} without iteration {gap}; expected "
+            "no gap"
+        )
+    return iterations
 
 
 def _meta(folder: Path) -> Any:

@@ -9,6 +9,7 @@ writes ``{"problem_id", "layer", "token_idx", "experts", "gating_probs"}`` for g
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from perfmodel.errors import TraceError
 from perfmodel.routing.defects import Finding
 from perfmodel.routing.importers.base import Format, Imported, ImportOptions, described, number_of_experts
 from perfmodel.routing.importers.canonical import only
-from perfmodel.routing.importers.files import brief, entry, parse_json, read_lines, table, whole
-from perfmodel.routing.importers.phases import phases_of_calls
+from perfmodel.routing.importers.files import LARGEST_JSON, brief, entry, parse_json, read_lines, table, whole
+from perfmodel.routing.importers.phases import order_of, phases_of_calls
 from perfmodel.routing.importers.probe import Probe
 from perfmodel.routing.npz import one_line
 from perfmodel.routing.trace import RoutingTrace
@@ -38,7 +39,7 @@ class Rows:
     ids, weights : picks one after another
     request, token : number of the request in the order of the file, and ``token_idx``
     call : meta lines above it, which some loggers write anew before every forward call
-    line : where the last one stands
+    line : where it stands
     """
 
     ids: "array[int]" = field(default_factory=lambda: array("i"))
@@ -46,20 +47,34 @@ class Rows:
     request: "array[int]" = field(default_factory=lambda: array("q"))
     token: "array[int]" = field(default_factory=lambda: array("q"))
     call: "array[int]" = field(default_factory=lambda: array("q"))
-    line: int = 0
+    line: "array[int]" = field(default_factory=lambda: array("q"))
 
 
 def recognise(probe: Probe) -> str | None:
-    """The keys of the first line."""
+    """The keys of the first line, or of the line below a first one that says what was logged."""
     first = probe.first
     if not isinstance(first, Mapping):
         return None
-    if first.get("type") == "meta" and {"model_id", "top_k"} & set(first):
-        return "starts with a meta line that names model_id and top_k"
-    if {"token_idx", "layer", "topk_ids"} <= set(first):
-        return "holds lines with token_idx, layer and topk_ids"
-    if {"token_idx", "layer", "experts"} <= set(first):
-        return "holds lines with token_idx, layer and experts"
+    if first.get("type") == "meta":
+        below = _second(probe)
+        keys = _keys_of_route(below) if isinstance(below, Mapping) and below.get("type") != "meta" else None
+        return f"starts with a meta line, and below it are lines with {keys}" if keys else None
+    keys = _keys_of_route(first)
+    return f"holds lines with {keys}" if keys else None
+
+
+def _second(probe: Probe) -> Any:
+    """The second line that is not empty, as a document."""
+    found = (pair for pair in read_lines(probe.path, longest=LARGEST_JSON) if pair[1].strip())
+    line = next(islice(found, 1, None), None)
+    return None if line is None else parse_json(line[1], f"{one_line(probe.path)}: line {line[0]}")
+
+
+def _keys_of_route(line: Mapping[str, Any]) -> str | None:
+    """The keys that tell that a line holds picks; what is called experts may be anything."""
+    for keys in (("token_idx", "layer", _ROUTE[0]), ("problem_id", "token_idx", "layer", *_PROFILE)):
+        if set(keys) <= set(line) and isinstance(line[keys[-1]], list) and type(line["layer"]) is int:
+            return f"{', '.join(keys[:-1])} and {keys[-1]}"
     return None
 
 
@@ -72,7 +87,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
         if text.strip():
             log.add(table(parse_json(text, f"{name}: line {number}"), f"{name}: line {number}"), number)
     numbers, first = log.checked_layers()
-    tokens, requests, calls = np.array(first.token), np.array(first.request), np.array(first.call)
+    tokens, requests, calls, lines = (np.array(one) for one in (first.token, first.request, first.call, first.line))
     ids = np.stack([_matrix(log.layers[layer].ids, log.top_k) for layer in numbers], axis=1)
     weights = None
     if len(first.weights):
@@ -83,11 +98,18 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
         found = f"{int(copies.sum())} of {len(copies)} tokens repeat the line before them, as logs of several ranks do"
         mended = "duplicate-tokens" in options.mend
         findings = (Finding("duplicate-tokens", found, "leave the copies out", mended=mended),)
-        if mended:
-            tokens, requests, calls, ids = tokens[~copies], requests[~copies], calls[~copies], ids[~copies]
-            weights = None if weights is None else weights[~copies]
-        else:
-            tokens = np.arange(len(tokens))
+    kept = np.flatnonzero(~copies)
+    order = order_of(tokens[kept], requests[kept], lines[kept], name, starts_at_zero=log.keys == _ROUTE)
+    if copies.any() and not mended:
+        if (np.diff(order) != 1).any():
+            raise TraceError(
+                f"{name}: {findings[0].found}, and requests take turns; --mend duplicate-tokens tells them apart"
+            )
+        tokens = np.arange(len(tokens))
+    else:
+        order = kept[order]
+        tokens, requests, calls, ids = tokens[order], requests[order], calls[order], ids[order]
+        weights = None if weights is None else weights[order]
     lengths, prompts = phases_of_calls(
         tokens,
         requests,
@@ -96,6 +118,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
         decode_only=log.keys == _PROFILE,
         breaks=np.append(True, calls[1:] != calls[:-1]),
         repeats=np.append(False, (ids[1:] == ids[:-1]).all(axis=(1, 2))),
+        apart=bool((np.diff(order) != 1).any()) and not copies.any(),
     )
     stated = log.meta.get("num_experts")
     stated = None if stated is None else whole(stated, f"{name}: num_experts of the meta line", 1)
@@ -178,7 +201,7 @@ class _Log:
         rows.request.append(self.requests.setdefault(self._request(line, where), len(self.requests)))
         rows.token.append(token)
         rows.call.append(self.calls)
-        rows.line = number
+        rows.line.append(number)
 
     def _repeated(self, meta: Mapping[str, Any], where: str) -> None:
         """Refuse a second meta line, unless it says what the first one says: then a forward call starts."""
@@ -214,22 +237,39 @@ class _Log:
         if not self.layers:
             raise TraceError(f"{self.name}: holds no lines with picks")
         numbers = sorted(self.layers)
+        self._announced(numbers)
         first = self.layers[numbers[0]]
         for layer in numbers[1:]:
-            rows = self.layers[layer]
-            if len(rows.token) != len(first.token):
-                raise TraceError(
-                    f"{self.name}: layer {layer} has {len(rows.token)} tokens (the last on line {rows.line}), "
-                    f"layer {numbers[0]} has {len(first.token)}"
-                )
-            if rows.request != first.request:
-                row = next(
-                    i for i, pair in enumerate(zip(rows.request, first.request, strict=True)) if len({*pair}) > 1
-                )
-                raise TraceError(
-                    f"{self.name}: token {row} of layer {layer} is of another request than in layer {numbers[0]}"
-                )
+            self._same_tokens(self.layers[layer], first, layer, numbers[0])
         return numbers, first
+
+    def _announced(self, found: list[int]) -> None:
+        """Refuse a log that lacks layers which its meta line announces."""
+        said = self.meta.get("layers_logged")
+        known = [one for one in said if type(one) is int] if isinstance(said, list) else []
+        lacking = sorted(set(known) - set(found))
+        if lacking:
+            raise TraceError(
+                f"{self.name}: its meta line announces {len(known)} layers in layers_logged, of which "
+                f"{one_line(', '.join(map(str, lacking[:8])))}{', ...' * (len(lacking) > 8)} has no line; the log is "
+                "not whole (without layers_logged it is read as it stands)"
+            )
+
+    def _same_tokens(self, rows: Rows, first: Rows, layer: int, other: int) -> None:
+        """Refuse a layer that does not list the tokens of another in the same order."""
+        if rows.request == first.request and rows.token == first.token:
+            return
+        pairs = zip(rows.request, rows.token, first.request, first.token, strict=False)
+        row = next((i for i, (r, t, of, at) in enumerate(pairs) if (r, t) != (of, at)), None)
+        if row is None:
+            counts = f"{len(rows.token)} tokens (the last on line {rows.line[-1]})"
+            raise TraceError(f"{self.name}: layer {layer} has {counts}, layer {other} has {len(first.token)}")
+        raise TraceError(
+            f"{self.name}: line {rows.line[row]}: layer {layer} has token_idx {rows.token[row]}"
+            f"{' of another request' * (rows.request[row] != first.request[row])} where layer {other} has "
+            f"token_idx {first.token[row]} (line {first.line[row]}); expected the same tokens in the same order in "
+            "every layer"
+        )
 
 
 FORMAT = Format(

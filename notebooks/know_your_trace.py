@@ -19,14 +19,13 @@
 # %matplotlib inline
 import pandas as pd
 
-from perfmodel import plots
+from perfmodel import plots, survey
 from perfmodel.routing.presets import PRESETS
-from perfmodel.routing.statistics import survey
 from perfmodel.routing.synthetic import generate
 
 found = survey("tiny-mixtral-32l-mini")
 print(
-    found.contents.model, found.contents.source, found.contents.sequences, "sequences,", found.contents.rows, "tokens"
+    found.contents.model, found.contents.source, found.contents.sequences, "sequences,", found.contents.tokens, "tokens"
 )
 plots.survey_figures(found)["experts"]
 

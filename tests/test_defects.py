@@ -346,7 +346,7 @@ def test_rows_that_stand_twice() -> None:
 def test_one_row_that_is_recorded_twice() -> None:
     trace = made(layers=16, top_k=4)
     damaged = rows(trace, np.r_[0:20, 19:60], np.arange(60, 140), prompts=[31, 40])
-    assert found(damaged)["duplicate-tokens"] == "1 row that only repeat the row before"
+    assert found(damaged)["duplicate-tokens"] == "1 row that only repeats the row before"
     same_routing(mended(damaged, "duplicate-tokens"), trace)
     # With few picks two tokens may well be alike, and longer runs are of another kind.
     assert "duplicate-tokens" not in found(rows(made(layers=8), np.r_[0:20, 19:60], np.arange(60, 140)))
@@ -363,7 +363,7 @@ def test_passages_that_are_recorded_again() -> None:
 def test_sequences_that_are_recorded_again() -> None:
     trace = made()
     damaged = trace.sequences([0, 1, 0])
-    assert found(damaged)["duplicate-tokens"] == "1 sequence that equal an earlier one"
+    assert found(damaged)["duplicate-tokens"] == "1 sequence that equals an earlier one"
     same_routing(mended(damaged, "duplicate-tokens"), trace)
     other = np.array(damaged.topk_weights)
     other[-1] = [0.5, 0.5]
@@ -476,6 +476,10 @@ def test_check_command(damaged: Path, tmp_path: Path) -> None:
     assert "mended: leave out 1 layer" in answer.out
     assert check(RoutingTrace.load(out)) == ()
     assert run("trace", "check", out).out == "no defect found\n"
+    for name in DEFECTS:
+        answer = run("trace", "check", out, "--mend", name, "-o", tmp_path / "same.npz", "--overwrite")
+        assert answer.code == 0
+        assert answer.err == f"nothing to mend: no {name} found\nwrote {tmp_path / 'same.npz'}\n"
     assert run("trace", "check", "tiny-mixtral-32l-mini").out == "no defect found\n"
 
 

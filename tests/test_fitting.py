@@ -60,7 +60,8 @@ def test_moments_are_plain_counts(trace: RoutingTrace, data: st.DataObject) -> N
         for s, layer in itertools.product(range(sequences), range(layers)):
 
             def hit(placed: set[int], s: int = s, layer: int = layer) -> float:
-                return sum(decode[s][layer][e] for e in placed) / max(sum(decode[s][layer]), 1)
+                picks = sum(decode[s][layer])
+                return sum(decode[s][layer][e] for e in placed) / picks if picks else math.nan
 
             place = (at, s, layer)
             np.testing.assert_allclose(found.oracle[place], hit(most_used(decode[s][layer], size)), rtol=1e-12, atol=0)
@@ -80,6 +81,7 @@ def test_moments_are_plain_counts(trace: RoutingTrace, data: st.DataObject) -> N
                 len(set(now) & set(then)) for now, then in zip(of[lag:], of[: max(len(of) - lag, 0)], strict=True)
             )
             assert found.shared[at, s, layer] == shared
+            assert found.pairs[at, s, layer] == sum(len(now) for now in of[lag:])
 
 
 def test_moments_agree_with_the_published_statistics() -> None:
@@ -131,7 +133,8 @@ def test_hit_rates_of_caches_are_those_of_a_plain_list(trace: RoutingTrace) -> N
         for at, size in enumerate(sizes):
             for s, layer in np.ndindex(of.num_sequences, of.num_layers):
                 hits = list(itertools.chain(*lru_of(steps[s][layer], size)))
-                np.testing.assert_allclose(rates[at, s, layer], sum(hits) / max(len(hits), 1), rtol=1e-12, atol=0)
+                wanted = sum(hits) / len(hits) if hits else math.nan
+                np.testing.assert_allclose(rates[at, s, layer], wanted, rtol=1e-12, atol=0)
         of_tokens = []
         for s in range(of.num_sequences):
             layers = [lru_of(one, sizes[len(sizes) // 2]) for one in steps[s]]
@@ -266,7 +269,7 @@ def test_a_fit_of_generated_routing_is_good(known: tuple[RoutingTrace, Fit]) -> 
     placed = np.argsort(-prefill, axis=-1, kind="stable")[..., :4]
     decode = selection_counts(unseen, "decode")
     each = np.take_along_axis(decode, placed, -1).sum((1, 2)) / decode.sum((1, 2))
-    np.testing.assert_allclose(own.error, each.std() / math.sqrt(15), rtol=0.2, atol=0)
+    np.testing.assert_allclose(own.error, each.std(ddof=1) / math.sqrt(15), rtol=0.2, atol=0)
     assert all(0 < check.error < 0.05 for check in found.checks)
 
 
@@ -318,6 +321,45 @@ def test_labels_have_their_own_profiles() -> None:
     assert not isinstance(alone.skew.layer_profile, dict)
 
 
+def test_picks_that_are_unassigned_are_no_picks() -> None:
+    """Layers that a sequence, or all of them, lack count nowhere."""
+    trace = recorded(
+        num_sequences=9, prompt=12, output=24, num_layers=3, num_experts=8, top_k=2, alpha=4.0,
+        sequence_concentration=20.0, seed=5,
+    )  # fmt: skip
+    ids = trace.topk_ids.copy()
+    ids[:72, 0] = trace.unassigned  # of the first two sequences, of which the second is held out
+    ids[:, 1] = trace.unassigned
+    assert trace.topk_weights is not None
+    weights = np.where(ids == trace.unassigned, 0, trace.topk_weights)
+    partly = RoutingTrace(**{**fields_of(trace), "topk_ids": ids, "topk_weights": weights})
+    found = fit(partly)
+    assert 1 in found.held_out
+    assert np.asarray(found.skew.order_noise)[1] == 1  # nothing says otherwise
+    unseen = partly.sequences(found.held_out)
+    everything = moments(partly, selection_counts(partly, "decode").sum(0).astype(float))
+    for at, lag in enumerate(LAGS):
+        np.testing.assert_allclose(
+            everything.reuse[at], adjacent_overlap(partly, lag=lag).measured, rtol=1e-9, atol=0
+        )  # fmt: skip
+    assert np.isnan(everything.reuse[:, 1]).all()
+    lacking = np.zeros((9, 3), bool)
+    lacking[:2, 0] = lacking[:, 1] = True
+    for rates in (everything.own, everything.static, everything.oracle, everything.lru):
+        np.testing.assert_array_equal(np.isnan(rates), np.broadcast_to(lacking, rates.shape))
+    # Layers that have picks have as many of them, so that the means are those of all picks.
+    controls = hit_rate_controls(partly, 4, selection_counts(partly, "prefill"))
+    for name in ("own", "oracle"):
+        rates = getattr(everything, name)[1]
+        np.testing.assert_allclose(np.nanmean(rates, 1).mean(), getattr(controls, name), rtol=1e-9, atol=0)
+    checks = {check.name: check for check in found.checks}
+    held = hit_rate_controls(unseen, 4, selection_counts(unseen, "prefill"))
+    np.testing.assert_allclose(checks["hit rate, own prefill, K = 4"].recorded, held.own, rtol=1e-9, atol=0)
+    overlap = adjacent_overlap(unseen).measured
+    np.testing.assert_allclose(checks["reuse at lag 1"].recorded, np.nanmean(overlap), rtol=1e-9, atol=0)
+    assert all(math.isfinite(value) for check in found.checks for value in check[1:])
+
+
 def fields_of(trace: RoutingTrace) -> dict[str, Any]:
     names = ("topk_ids", "topk_weights", "sequence_offsets", "prompt_len", "layer_index", "num_experts", "metadata")
     return {name: getattr(trace, name) for name in names}
@@ -360,6 +402,17 @@ def test_a_check_is_within_the_tolerance_or_not() -> None:
     assert Check("x", 0.5, 0.5 + TOLERANCE - 1e-9, 0.1).within
     assert not Check("x", 0.5, 0.5 - TOLERANCE - 1e-9, 0.1).within
     np.testing.assert_allclose(Check("x", 0.5, 0.52, 0.1).difference, 0.02, rtol=1e-9, atol=0)
+
+
+def test_a_small_part_of_hits_is_a_large_part_of_misses(known: tuple[RoutingTrace, Fit]) -> None:
+    found = known[1]
+    checks = {check.name: check for check in found.checks}
+    largest = checks["hit rate, LRU cache, K = 6"]
+    wanted = (1 - largest.generated) / (1 - largest.recorded) - 1
+    assert found.misses is not None
+    np.testing.assert_allclose(found.misses, wanted, rtol=1e-9, atol=1e-15)
+    assert found._replace(checks=()).misses is None
+    assert found._replace(checks=(largest._replace(recorded=1.0),)).misses is None
 
 
 # ---- a real recording ----

@@ -227,12 +227,17 @@ def test_counts_become_a_profile(tmp_path: Path) -> None:
         (("vllm", "none.npy", "-o", "o.npz"), ("none.npy", "no such file")),
         (("vllm", "r.npy", "-o", "o.txt"), ("o.txt",)),
         (("vllm", "r.npy", "-o", "o.npz"), ("r.npy", "--prompt-len")),
-        (("vllm", "r.npy", "-o", "o.npz", "--prompt-len", "x"), ("--prompt-len: found", "x", "a file of them")),
+        (
+            ("vllm", "r.npy", "-o", "o.npz", "--prompt-len", "x"),
+            ("--prompt-len: 'x': no such file", "or a file of them"),
+        ),
         (("vllm", "r.npy", "-o", "o.npz", "--prompt-len", "1,,2"), ("--prompt-len",)),
         (("vllm", "r.npy", "-o", "o.npz", "--prompt-len", "bad.txt"), ("--prompt-len: bad.txt: line 1", "x")),
         (("vllm", "r.npy", "-o", "o.npz", "--prompt-len", "9" * 30), ("--prompt-len",)),
         (("vllm", "r.npy", "-o", "o.npz", "--layers", "0-2000000000"), ("--layers", "1,000,000")),
-        (("vllm", "r.npy", "-o", "o.npz", "--layers", "3-1"), ("--layers",)),
+        (("vllm", "r.npy", "-o", "o.npz", "--layers", "3-1"), ("--layers: the range 3-1 falls",)),
+        (("vllm", "r.npy", "-o", "o.npz", "--num-experts", "x"), ("--num-experts is 'x'", "1..65535")),
+        (("vllm", "r.npy", "-o", "o.npz", "--num-experts", "0"), ("--num-experts is '0'", "1..65535")),
         (("vllm", "r.npy", "-o", "o.npz", "--num-experts", "2,3"), ("--num-experts", "allowed one")),
         (("vllm", "r.npy", "-o", "o.npz", "--family", "mixtral"), ("--family", "no meaning")),
         (("vllm", "r.npy", "-o", "o.npz", "--mend", "x"), ("--mend", "'x'")),
@@ -248,6 +253,27 @@ def test_bad_commands_are_refused(
     np.save("r.npy", np.argsort(np.random.default_rng(1).random((8, 4, 6)), axis=2)[:, :, :2])
     commands.check_refusal(commands.run("trace", "import", *arguments), *words)
     assert not (tmp_path / "o.npz").exists()
+
+
+def test_options_are_named_as_they_are_said(tmp_path: Path) -> None:
+    """By keywords where Python says them; a path that looks like an option stays."""
+    folder = tmp_path / "--layers"
+    folder.mkdir()
+    np.save(folder / "r.npy", np.argsort(np.random.default_rng(1).random((8, 4, 6)), axis=2)[:, :, :2])
+    with pytest.raises(TraceError, match=r"/--layers/r\.npy: does not say which rows are prefill; prompt_len says it"):
+        RoutingTrace.from_vllm(folder / "r.npy")
+    with pytest.raises(TraceError, match=r"^layers is 'x', expected"):
+        FrequencyProfile.from_ktransformers(np.ones((2, 2)), layers="x")
+    with pytest.raises(TraceError, match="; --prompt-len says it"):
+        import_files("vllm", [folder / "r.npy"])
+
+
+def test_import_says_what_was_not_there_to_mend(tmp_path: Path) -> None:
+    np.save(tmp_path / "r.npy", np.argsort(np.random.default_rng(1).random((8, 4, 6)), axis=2)[:, :, :2])
+    words = ("trace", "import", "vllm", tmp_path / "r.npy", "-o", tmp_path / "o.npz", "--prompt-len", "4")
+    answer = commands.run(*words, "--mend", "physical-ids,missing-phase", "--json")
+    assert answer.code == 0
+    assert answer.err.startswith("nothing to mend: no missing-phase, physical-ids found\n")
 
 
 def test_formats_are_listed() -> None:

@@ -118,7 +118,7 @@ def test_collections_in_memory_are_checked_too() -> None:
     for value, message in (([[1, 2]], "shape"), ([[[1], [2, 3]]], "no array"), ([[[-1.0]]], "is -1.0")):
         with pytest.raises(TraceError, match=message):
             FrequencyProfile.from_moe_infinity(value)
-    with pytest.raises(TraceError, match="--layers names 1 layers; allowed: 3"):
+    with pytest.raises(TraceError, match="layers names 1 layers; allowed: 3"):
         FrequencyProfile.from_moe_infinity(collection(), layers=[1])
 
 

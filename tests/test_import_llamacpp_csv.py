@@ -74,6 +74,16 @@ def test_calls_tell_phases_and_sequences(
     assert [one.defect for one in imported.findings] == (["padding"] if missing.any() else [])
 
 
+def test_missing_picks_are_told_once(tmp_path: Path) -> None:
+    text = call(3, skip=True) + call(1, 3)
+    (tmp_path / "picks.csv").write_text(text)
+    for mend in (frozenset[str](), frozenset({"padding", "warm-up"})):
+        found = import_files("llamacpp-csv", [tmp_path / "picks.csv"], ImportOptions(num_experts=10, mend=mend))
+        (padding,) = (one for one in found.findings if one.defect == "padding")
+        assert padding.found == "layer 6: 2 tokens of prompts without picks; llama.cpp computes only the last one"
+        assert padding.mended
+
+
 def test_a_part_of_a_prompt_may_not_reach_the_last_layer(tmp_path: Path) -> None:
     # Two calls of one prompt: logits are asked for the last token alone.
     text = call(3, layers=LAYERS[:2]) + call(2, 3, skip=True) + call(1, 5)
@@ -84,7 +94,7 @@ def test_a_part_of_a_prompt_may_not_reach_the_last_layer(tmp_path: Path) -> None
     assert imported.findings == (
         Finding(
             "padding",
-            "layer 6: 4 tokens of prompts have no picks; llama.cpp computes only the last one",
+            "layer 6: 4 tokens of prompts without picks; llama.cpp computes only the last one",
             "leave them unassigned",
             mended=True,
         ),

@@ -295,7 +295,7 @@ SERIAL = (
 
 def test_requests_made_one_at_a_time_may_end_at_one_position(tmp_path: Path) -> None:
     file = write(tmp_path, dump(*SERIAL))
-    with pytest.raises(TraceError, match=r"if requests were made one at a time, --sequence-len .*passes 4,6\)"):
+    with pytest.raises(TraceError, match=r"if requests were made one at a time, sequence_len .*passes 4,6\)"):
         RoutingTrace.from_sglang(file)
     trace = RoutingTrace.from_sglang(file, sequence_len=[4, 6])
     assert trace.sequence_lengths.tolist() == [4, 6]
@@ -318,10 +318,10 @@ def test_lengths_that_the_passes_deny(tmp_path: Path, lengths: list[int], messag
 
 
 def test_lengths_are_for_requests_made_one_at_a_time(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="record 0: holds several requests; --sequence-len is for"):
+    with pytest.raises(TraceError, match="record 0: holds several requests; sequence_len is for"):
         RoutingTrace.from_sglang(write(tmp_path, dump(*STEPS)), sequence_len=9)
     files = [write(tmp_path, dump(*SERIAL), f"{rank}.json") for rank in range(2)]
-    with pytest.raises(TraceError, match="--sequence-len is for requests made one at a time, in one file"):
+    with pytest.raises(TraceError, match="sequence_len is for requests made one at a time, in one file"):
         RoutingTrace.from_sglang(*files, sequence_len=[4, 6])
 
 
@@ -368,7 +368,7 @@ def test_a_stated_prompt_may_not_be_contradicted(tmp_path: Path) -> None:
     file = write(tmp_path, {"meta_info": info}, "answer.json")
     options = {"top_k": 2, "layers": [0, 1]}
     assert RoutingTrace.from_sglang_response(file, prompt_len=4, **options).prompt_len.tolist() == [4]
-    with pytest.raises(TraceError, match="says that sequence 0 has 4 prompt rows, --prompt-len says 5"):
+    with pytest.raises(TraceError, match="says that sequence 0 has 4 prompt rows, prompt_len says 5"):
         RoutingTrace.from_sglang_response(file, prompt_len=5, **options)
 
 
@@ -507,9 +507,9 @@ def test_the_config_says_layers_picks_and_experts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "options", "message"),
     [
-        (response(some_ids(4), 2), {}, "--top-k or --config says it"),
-        (response(some_ids(4), None), {"top_k": 2, "prompt_len": 2}, "--layers or --config says it"),
-        (response(some_ids(4), None), {"top_k": 2, "layers": [0, 1, 2]}, "--prompt-len"),
+        (response(some_ids(4), 2), {}, "top_k or config says it"),
+        (response(some_ids(4), None), {"top_k": 2, "prompt_len": 2}, "layers or config says it"),
+        (response(some_ids(4), None), {"top_k": 2, "layers": [0, 1, 2]}, "prompt_len"),
         (response(some_ids(4), 2), {"top_k": 5, "layers": [0, 1, 2]}, "24 picks, no multiple of 3 x 5"),
         (response(some_ids(4), 2), {"top_k": 1, "layers": [0, 1, 2]}, "rows of 8 tokens for a request of 5"),
         (response(some_ids(4), -1), {"top_k": 2}, "prompt_tokens is -1"),

@@ -124,13 +124,13 @@ def test_one_long_array_of_several_sequences_and_other_layer_numbers(tmp_path: P
 @pytest.mark.parametrize(
     ("ids", "options", "message"),
     [
-        (picks(4), {}, r"r\.npy: does not say which rows are prefill; --prompt-len"),
-        (picks(4), {"prompt_len": 5}, "--prompt-len is 5 for sequence 0, which has 4 rows"),
-        (picks(4), {"prompt_len": [1, 2]}, "--prompt-len has 2 numbers"),
+        (picks(4), {}, r"r\.npy: does not say which rows are prefill; prompt_len"),
+        (picks(4), {"prompt_len": 5}, "prompt_len is 5 for sequence 0, which has 4 rows"),
+        (picks(4), {"prompt_len": [1, 2]}, "prompt_len has 2 numbers"),
         (picks(4), {"prompt_len": 1, "num_experts": 3}, r"allowed are 0\.\.2"),
-        (picks(4), {"prompt_len": 1, "layers": [1, 2]}, "--layers names 2 layers; allowed: 3"),
-        (picks(4), {"prompt_len": 1, "sequence_len": 3}, "--sequence-len adds up to 3 rows, the file has 4"),
-        (picks(4), {"prompt_len": -1}, "--prompt-len is -1"),
+        (picks(4), {"prompt_len": 1, "layers": [1, 2]}, "layers names 2 layers; allowed: 3"),
+        (picks(4), {"prompt_len": 1, "sequence_len": 3}, "sequence_len adds up to 3 rows, the file has 4"),
+        (picks(4), {"prompt_len": -1}, "prompt_len is -1"),
         (
             picks(4)[0],
             {"prompt_len": 1},
@@ -218,7 +218,7 @@ def test_requests_named_by_call_or_by_request(tmp_path: Path) -> None:
 
 def test_a_counter_that_runs_on_leaves_the_phases_to_the_user(tmp_path: Path) -> None:
     file = write(tmp_path, [route(t, [0, 1], weights=None) for t in range(6)])
-    with pytest.raises(TraceError, match="--prompt-len"):
+    with pytest.raises(TraceError, match="prompt_len"):
         RoutingTrace.from_vllm_jsonl(file)
     trace = RoutingTrace.from_vllm_jsonl(file, prompt_len=1, sequence_len=3)
     assert trace.sequence_offsets.tolist() == [0, 3, 6]
@@ -381,7 +381,7 @@ def test_a_prompt_length_that_contradicts_the_file_is_refused(tmp_path: Path, ki
     else:
         np.savez(file, routed_experts_0=ids, prompt_len=[3])
     assert RoutingTrace.from_vllm(file, prompt_len=3).prompt_len.tolist() == [3]
-    with pytest.raises(TraceError, match=r"says that sequence 0 has 3 prompt rows, --prompt-len says 4"):
+    with pytest.raises(TraceError, match=r"says that sequence 0 has 3 prompt rows, prompt_len says 4"):
         RoutingTrace.from_vllm(file, prompt_len=4)
 
 
@@ -416,7 +416,7 @@ def test_a_prompt_in_pieces_needs_its_length(tmp_path: Path) -> None:
         RoutingTrace.from_vllm_jsonl(file)
     trace = RoutingTrace.from_vllm_jsonl(file, prompt_len=20)
     assert (trace.sequence_lengths.tolist(), trace.prompt_len.tolist()) == ([23], [20])
-    with pytest.raises(TraceError, match="--prompt-len is 18 for sequence 0, which ends within a forward call"):
+    with pytest.raises(TraceError, match="prompt_len is 18 for sequence 0, which ends within a forward call"):
         RoutingTrace.from_vllm_jsonl(file, prompt_len=18)
     several = write(tmp_path, calls(8, 4, 1, 1, 6, 1))
     trace = RoutingTrace.from_vllm_jsonl(several, prompt_len=[12, 6])
@@ -494,7 +494,7 @@ def test_layers_that_are_announced_are_there(tmp_path: Path) -> None:
 def test_requests_that_take_turns_are_put_one_after_another(tmp_path: Path) -> None:
     turns = [("a", 0), ("a", 1), ("b", 0), ("a", 2), ("b", 1), ("c", 0), ("a", 3), ("b", 2), ("c", 1)]
     file = write(tmp_path, logged(turns), META)
-    with pytest.raises(TraceError, match="--prompt-len"):
+    with pytest.raises(TraceError, match="prompt_len"):
         RoutingTrace.from_vllm_jsonl(file)
     trace = RoutingTrace.from_vllm_jsonl(file, prompt_len=[2, 1, 1])
     apart = RoutingTrace.from_vllm_jsonl(write(tmp_path, logged(several(a=4, b=3, c=2)), META), prompt_len=[2, 1, 1])
@@ -503,7 +503,7 @@ def test_requests_that_take_turns_are_put_one_after_another(tmp_path: Path) -> N
     file = write(tmp_path, logged(turns), META)
     assert RoutingTrace.from_vllm_jsonl(file, prompt_len=1, sequence_len=[4, 3, 2]).num_sequences == 3
     for lengths in ([3, 4, 2], 4, 3, [7, 2], [4, 5]):
-        with pytest.raises(TraceError, match="--sequence-len"):
+        with pytest.raises(TraceError, match="sequence_len"):
             RoutingTrace.from_vllm_jsonl(file, prompt_len=1, sequence_len=lengths)
     again = write(tmp_path, logged([("a", 0), ("b", 0), ("a", 0)]), META)
     with pytest.raises(
@@ -585,11 +585,11 @@ def test_a_batch_needs_the_rows_of_each_request(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", batch)
     np.savez(tmp_path / "b.npz", routed_experts=batch, prompt_len=[4, 2])
     for source in (tmp_path / "a.npy", tmp_path / "b.npz", batch):
-        with pytest.raises(TraceError, match="a batch of 2 requests; --sequence-len says the rows of each"):
+        with pytest.raises(TraceError, match="a batch of 2 requests; sequence_len says the rows of each"):
             RoutingTrace.from_vllm(source, prompt_len=[4, 2])
         trace = RoutingTrace.from_vllm(source, prompt_len=[4, 2], sequence_len=[5, 3])
         np.testing.assert_array_equal(trace.topk_ids, np.concatenate(parts))
-        with pytest.raises(TraceError, match="--sequence-len is 4 for request 0 of a batch of 5 rows each"):
+        with pytest.raises(TraceError, match="sequence_len is 4 for request 0 of a batch of 5 rows each"):
             RoutingTrace.from_vllm(source, prompt_len=[4, 2], sequence_len=[4, 3])
 
 
@@ -600,7 +600,7 @@ def test_lists_in_memory_are_requests() -> None:
         np.testing.assert_array_equal(trace.topk_ids, np.concatenate(parts))
         assert trace.prompt_len.tolist() == [4, 2]
     assert RoutingTrace.from_vllm(parts[0].tolist(), prompt_len=4).num_sequences == 1
-    with pytest.raises(TraceError, match="--sequence-len is 4 for sequence 0, whose array has 5 rows"):
+    with pytest.raises(TraceError, match="sequence_len is 4 for sequence 0, whose array has 5 rows"):
         RoutingTrace.from_vllm(parts, prompt_len=1, sequence_len=[4, 6])
 
 

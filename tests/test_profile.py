@@ -289,6 +289,15 @@ def test_profiles_that_do_not_fit_are_refused(
     assert "\n" not in str(caught.value)
 
 
+def test_files_that_are_no_profile_are_named_with_the_option(tmp_path: Path) -> None:
+    model, trace, _ = model_and_profile()
+    np.savez(tmp_path / "raw.npz", picks=np.ones((3, 4)))
+    np.save(tmp_path / "raw.npy", np.ones((3, 4)))
+    for name, why in (("raw.npz", "no known trace layout"), ("raw.npy", "is no .npz file"), ("none.npz", "no such")):
+        with pytest.raises(TraceError, match=f"option profile: {tmp_path / name}: .*{why}.*allowed: a trace, or a"):
+            plan_run(model, NDP_SYSTEM, trace, f"static:profile={tmp_path / name}")
+
+
 def test_a_sweep_knows_the_contents_of_a_profile(tmp_path: Path) -> None:
     path = tmp_path / "p.npz"
     counts = np.tile(np.arange(1.0, 9.0), (32, 1))

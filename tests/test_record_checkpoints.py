@@ -171,11 +171,11 @@ def test_a_download_from_a_hub(
         commands.check_refusal(commands.run(*base, "-o", tmp_path / "a.npz"), "someone/new: no such folder")
         assert not Hub.asked
         found = commands.run(*base, "-o", tmp_path / "a.npz", "--download").document
-        assert (found["info"]["model"], found["info"]["revision"]) == ("someone/new", COMMIT)
+        assert (found["metadata"]["model"], found["metadata"]["revision"]) == ("someone/new", COMMIT)
         assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(Hub.asked)
         assert not {"evil.py", "old.bin"} & set(Hub.asked)
         count = len(Hub.asked)
-        assert commands.run(*base, "-o", tmp_path / "b.npz").document["info"] == found["info"]
+        assert commands.run(*base, "-o", tmp_path / "b.npz").document["metadata"] == found["metadata"]
         assert len(Hub.asked) == count
     finally:
         server.shutdown()

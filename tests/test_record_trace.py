@@ -336,10 +336,10 @@ def test_the_command(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
     assert file.read_bytes() == before
     options = ("--max-new-tokens", 2, "--temperature", 0, "--name", "mine", "--overwrite", "--json")
     found = commands.run(*base, *options).document
-    assert found["tokens"] == {"prefill": tokens, "decode": 6}
-    assert (found["layers"], found["experts"], found["top_k"], found["out"]) == (3, 4, 2, str(file))
+    assert (found["prefill_tokens"], found["decode_tokens"]) == (tokens, 6)
+    assert (found["layers"], found["num_experts"], found["top_k"], found["out"]) == (3, 4, 2, str(file))
     loaded = RoutingTrace.load(file)
-    assert loaded.metadata == found["info"]
+    assert loaded.metadata == found["metadata"]
     assert loaded.metadata["model"] == "mine"
     assert loaded.num_tokens == tokens + 6
     file.write_bytes(b"precious")

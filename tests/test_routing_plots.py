@@ -160,6 +160,10 @@ def test_distinct_experts_beside_even_picks(found: Survey, figures: dict[str, Fi
     assert found.batches is not None
     np.testing.assert_array_equal(lines(right)["any positions"], found.batches.distinct)
     np.testing.assert_array_equal(lines(right)["same position"], found.batches.aligned)
+    legend = [text.get_text() for text in figures["distinct"].legends[0].get_texts()]
+    assert legend == ["prefill", "decode", "even", "any positions", "same position"]
+    looks = {(line.get_color(), line.get_marker()) for axes in (left, right) for line in axes.lines}
+    assert len(looks) == len(legend)  # no two series look alike
     even = lines(right)["even"]
     np.testing.assert_allclose(even[[0, -1]], [2.0, 8 * (1 - 0.75**4)], rtol=1e-12, atol=0)
 
@@ -205,6 +209,18 @@ def test_drift_stands_over_its_number_of_sequences(found: Survey, figures: dict[
     np.testing.assert_array_equal(lines(hits)["hit rate"], drift.hit_rate.value)
     (bars,) = (one for one in below.containers if isinstance(one, BarContainer))
     assert [bar.get_height() for bar in bars] == drift.sequences.tolist()
+
+
+def test_drift_has_no_band_over_two_sequences() -> None:
+    found = survey(drawn_trace([240, 240, 136, 104], [40] * 4))
+    figure = plots.survey_figures(found)["drift"]
+    assert found.drift is not None
+    assert found.drift.sequences.tolist() == [4, 4, 3, 2, 2, 2]
+    reach = figure.axes[0].collections[0].get_paths()[0].vertices[:, 0].max()
+    assert reach == found.drift.first_row[2] + (found.drift.rows - 1) / 2
+    low, high = figure.axes[2].get_ylim()
+    assert low < 0.5 < high  # any half of the experts, if all were alike
+    assert "No band over fewer than 3 sequences." in caption(figure)
 
 
 def test_what_differs_by_layer(found: Survey, figures: dict[str, Figure]) -> None:

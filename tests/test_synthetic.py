@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from perfmodel.routing.statistics import (
     top_share,
 )
 from perfmodel.routing.synthetic import MIXTRAL_SKEW, Skew, generate
+from perfmodel.routing.synthetic_checks import check_size
 
 EARLIER = {"plain": "90b9d4ea905c5ac9", "skewed": "c9872ef576fca7f4", "decode": "b2e7ab0415fae5cd"}
 
@@ -521,3 +523,21 @@ def test_bad_parameters(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(TraceError, match=message) as caught:
         small(**changes)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"next_layer": 0.5}, {"repeats": 0.5}, {"next_layer": 0.5, "repeats": 0.5}])
+def test_memory_is_counted(options: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused as too large is about what generating takes: never much less, and no more than three times."""
+    generate(1, 0, 2, 8, 128, 2, **options)  # compiled and imported before anything is measured
+    tracemalloc.start()
+    try:
+        generate(1, 0, 1024, 8, 128, 2, **options)
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    used = {name: name in options for name in ("next_layer", "repeats")}
+    monkeypatch.setattr("perfmodel.routing.synthetic_checks.MAX_BYTES", int(0.9 * taken))
+    with pytest.raises(TraceError, match="too large for memory"):
+        check_size(np.array([1024]), 8, 128, 2, **used)
+    monkeypatch.setattr("perfmodel.routing.synthetic_checks.MAX_BYTES", 3 * taken)
+    check_size(np.array([1024]), 8, 128, 2, **used)

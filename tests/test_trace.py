@@ -420,7 +420,7 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
         archive.writestr("readme.txt", "no arrays")
     cases = {
         b"": "cannot be read",
-        b"not a zip": "cannot be read",
+        b"not a zip": "is no .npz file .perfmodel trace import reads",
         pickle.dumps({"topk_ids": [1]}): "cannot be read",
         whole[: len(whole) // 2]: "cannot be read",
         whole[:-30]: "cannot be read",

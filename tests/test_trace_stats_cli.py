@@ -11,7 +11,7 @@ import pytest
 from commands import check_refusal, run
 from routings import SHAPES, drawn_trace, surveyed
 
-from perfmodel.cli.trace_reports import survey_data, survey_text
+from perfmodel.cli.trace_reports import decimal, survey_data, survey_text
 from perfmodel.routing import RoutingTrace
 from perfmodel.routing.profile import FrequencyProfile
 from perfmodel.routing.statistics import survey
@@ -91,7 +91,9 @@ def test_json_is_the_whole_survey() -> None:
     document = run("trace", "stats", MINI, "--json", "--lags", "1,3", "--windows", "4", "--seed", "7").document
     assert document.pop("kind") == "trace"
     assert document.pop("perfmodel")
-    assert document == json.loads(json.dumps(survey(MINI, lags=(1, 3), windows=(4,), seed=7).as_dict()))
+    assert (document["tokens"], document["layers"]) == (2016, 32)
+    whole = json.loads(json.dumps(survey(MINI, lags=(1, 3), windows=(4,), seed=7).as_dict()))
+    assert document == whole.pop("contents") | whole | {"tokens": 2016, "layers": 32}
     assert document["lags"] == [1, 3]
     other = run("trace", "stats", MINI, "--json", "--lags", "1,3", "--windows", "4", "--seed", "8").document
     assert other["hit_rates"]["own"]["value"] == document["hit_rates"]["own"]["value"]
@@ -132,6 +134,56 @@ def test_no_interval_rests_on_one_sequence() -> None:
     assert [line.split()[3] for line in drift[3:]] == ["2", "1", "1", "1", "1"]
     assert "[" in drift[3]
     assert not any("[" in line for line in drift[4:])
+
+
+def test_every_command_names_size_and_shape_alike(tmp_path: Path) -> None:
+    path = save(drawn_trace([12, 9], [8, 6]), tmp_path)
+    trace = RoutingTrace.load(path)
+    expected = {
+        "sequences": 2,
+        "tokens": 21,
+        "prefill_tokens": 14,
+        "decode_tokens": 7,
+        "layers": trace.num_layers,
+        "num_experts": trace.num_experts,
+        "top_k": trace.top_k,
+        "layer_index": trace.layer_index.tolist(),
+        "metadata": trace.metadata,
+    }
+    for words in (
+        ("stats", path),
+        ("check", path),
+        ("check", path, "--mend", "looping", "-o", tmp_path / "mended.npz"),
+        ("import", "canonical", path, "-o", tmp_path / "copy.npz"),
+    ):
+        document = run("trace", *words, "--json").document
+        assert {name: document[name] for name in expected} | {"metadata": trace.metadata} == expected, words
+        assert document["metadata"]["model"] == trace.metadata["model"]
+    document = run("trace", "stats", profile(tmp_path), "--json").document
+    assert (document["layers"], document["num_experts"], document["top_k"]) == (3, 4, 1)
+
+
+def test_one_of_a_kind_is_not_several() -> None:
+    text = survey_text(surveyed("one sequence"))
+    assert "mean of 1 sequence\n" in text
+    assert ", 1 sequence alike\n" in text
+    assert not re.search(r"\b1 sequences", text)
+    ids = np.zeros((40, 1, 1), np.int64)
+    trace = RoutingTrace(
+        ids, None, np.array([0, 40]), np.array([20]), np.arange(1), 3, {"model": "m", "source": "synthetic"}
+    )
+    text = survey_text(survey(trace))
+    assert "share of the most picked expert " in text
+    assert "-0.000" not in text
+    assert row(text, "entropy over log E")[0] == 0.0
+    assert decimal(-0.0004) == "0.000"
+    assert decimal(-0.0006) == "-0.001"
+
+
+def test_windows_of_drift_that_are_left_out_are_said() -> None:
+    text = survey_text(survey(drawn_trace([440, 370], [40, 40])))
+    assert "(8 of 12 windows, from first to last; --json has all)" in text
+    assert "windows, from" not in survey_text(survey(drawn_trace([240, 240], [40, 40])))
 
 
 def test_figures_are_written_and_the_folder_is_made(tmp_path: Path) -> None:

@@ -48,6 +48,11 @@ def test_like_a_recording(recording: Path, tmp_path: Path) -> None:
     assert lines[1].startswith("parameters: fitted to 8 of 12 sequences of small (trace ")
     assert any("held-out ones beside generated ones of the same lengths" in line for line in lines)
     assert any(line.startswith("hit rate, own prefill, K = 2 ") for line in lines)
+    largest = next(line for line in lines if line.startswith("hit rate, LRU cache, K = 3 ")).split()
+    misses = 100 * float(largest[9]) / (float(largest[7]) - 1)
+    said = "misses of the largest LRU cache, relative to the recorded: "
+    assert lines[-1].startswith(said)
+    np.testing.assert_allclose(float(lines[-1].removeprefix(said).removesuffix("%")), misses, rtol=0, atol=2)
     trace, source = RoutingTrace.load(out), RoutingTrace.load(recording)
     assert trace.metadata["source"] == "synthetic"
     assert trace.metadata["model"] == "small"
@@ -68,6 +73,7 @@ def test_like_a_recording_of_other_lengths(recording: Path, tmp_path: Path) -> N
     assert (document["sequences"], document["tokens"], document["prefill_tokens"]) == (14, 14 * 8, 14 * 3)
     assert trace.labels == ("x", "y") * 7
     assert document["metadata"] == trace.metadata
+    assert (document["decode_tokens"], document["layers"], document["num_experts"]) == (14 * 5, 3, 4)
     assert document["metadata"]["fit"]["tolerance"] == 0.03
     some = document["metadata"]["fit"]["checks"][0]
     assert some.keys() == {"name", "recorded", "generated", "error", "difference", "within"}
@@ -89,6 +95,16 @@ def test_presets(tmp_path: Path) -> None:
     np.testing.assert_array_equal(trace.layer_index, np.arange(1, 27))
     assert trace.metadata["model"] == "deepseek-v2-lite"
     np.testing.assert_array_equal(trace.prompt_len, [128, 128])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameters_are_printed_as_set_takes_them(name: str, tmp_path: Path) -> None:
+    answer = run(
+        "trace", "synth", "--profile", name, "-o", tmp_path / "a.npz", "--sequences", 1, "--prompt", 1, "--output", 1
+    )
+    assert "_" not in "".join(line for line in answer.out.splitlines() if line.startswith(("parameters", "SYNTHETIC")))
+    assert "1 sequence, " in answer.out
+    assert "memory:" not in answer.out
 
 
 def test_a_preset_in_another_shape(tmp_path: Path) -> None:

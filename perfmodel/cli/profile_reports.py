@@ -28,6 +28,7 @@ def profile_data(profile: FrequencyProfile) -> dict[str, Any]:
         "model": profile.metadata["model"],
         "source": profile.metadata["source"],
         "scale": profile.scale,
+        "layers": profile.num_layers,
         "num_experts": profile.num_experts,
         "top_k": profile.top_k,
         "layer_index": profile.layer_index.tolist(),

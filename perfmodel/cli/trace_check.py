@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli.base import add_command, load_trace, print_json, print_text, say
-from perfmodel.cli.trace_output import add_output, check_output
+from perfmodel.cli.trace_output import add_output, check_output, trace_data
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
@@ -39,21 +39,31 @@ def _check(options: argparse.Namespace) -> int:
         raise PerfModelError(f"{given}: needs {other} too: what is mended goes to a file of its own")
     if options.overwrite and options.out is None:
         raise PerfModelError("--overwrite: needs -o, which says what is written")
-    trace = None
+    names: frozenset[str] = frozenset()
     if options.mend is None:
-        findings = defects.check(load_trace(options.trace))
+        trace = load_trace(options.trace)
+        findings = defects.check(trace)
     else:
         names = mend_names(options.mend)
         place = check_output(options.out, overwrite=options.overwrite)
         trace, findings = defects.mend(load_trace(options.trace), names)
         trace.save(place)
     if options.json:
-        print_json({"trace": options.trace, "findings": finding_rows(findings), "out": options.out})
+        rows = finding_rows(findings)
+        print_json({"trace": options.trace, "out": options.out, **trace_data(trace), "findings": rows})
     else:
         print_text(findings_text(findings))
-    if trace is not None:
-        say(f"wrote {options.out}: {trace!r}")
+    if options.mend is not None:
+        say_unneeded(names, findings)
+        say(f"wrote {options.out}")
     return 0
+
+
+def say_unneeded(names: Iterable[str], findings: "Iterable[Finding]") -> None:
+    """Tell which defects were to be mended and are not there."""
+    absent = sorted(set(names) - {one.defect for one in findings})
+    if absent:
+        say(f"nothing to mend: no {', '.join(absent)} found")
 
 
 def finding_rows(findings: "Iterable[Finding]") -> list[dict[str, Any]]:

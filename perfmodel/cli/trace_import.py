@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli.base import add_command, print_json, print_text, quoted, say
-from perfmodel.cli.trace_check import finding_rows, findings_text, mend_names
-from perfmodel.cli.trace_output import add_output, check_output
+from perfmodel.cli.trace_check import finding_rows, findings_text, mend_names, say_unneeded
+from perfmodel.cli.trace_output import add_output, check_output, trace_data
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def _import(options: argparse.Namespace) -> int:
         print_json(_document(imported, options.out))
     else:
         print_text(f"{_text(imported)}\n{findings_text(imported.findings)}")
+    say_unneeded(said.mend, imported.findings)
     say(f"wrote {options.out}")
     return 0
 
@@ -78,7 +79,7 @@ def _numbers(name: str, text: str | None, *, files: bool = True) -> list[int] | 
     """Numbers between commas; of layers also ranges A-B; of lengths also a file of numbers."""
     from perfmodel.routing.importers.base import option_name
     from perfmodel.routing.importers.files import integer
-    from perfmodel.routing.importers.options import MOST_NUMBERS
+    from perfmodel.routing.importers.options import MOST_NUMBERS, bounds
 
     if text is None:
         return None
@@ -87,8 +88,10 @@ def _numbers(name: str, text: str | None, *, files: bool = True) -> list[int] | 
     found: list[int] = []
     for part in text.split(","):
         low, dash, high = part.partition("-") if name == "layers" else (part, "", "")
-        first = integer(low, option_name(name))
-        last = integer(high, option_name(name), first) if dash else first
+        first = integer(low, option_name(name), *bounds(name))
+        last = integer(high, option_name(name), *bounds(name)) if dash else first
+        if last < first:
+            raise PerfModelError(f"{option_name(name)}: the range {first}-{last} falls, allowed: {last}-{first}")
         if len(found) + last - first >= MOST_NUMBERS:
             raise PerfModelError(f"{option_name(name)}: more than {MOST_NUMBERS:,} numbers")
         found.extend(range(first, last + 1))
@@ -101,7 +104,9 @@ def _numbers_of_file(path: str, option: str) -> list[int]:
 
     found: list[int] = []
     if not Path(path).exists():
-        raise PerfModelError(f"{option}: found {quoted(path)}, allowed: integers between commas, or a file of them")
+        raise PerfModelError(
+            f"{option}: {quoted(path)}: no such file (allowed: integers between commas, or a file of them)"
+        )
     for number, line in read_lines(Path(path), most=2**24):
         where = f"{option}: {path}: line {number}"
         plain = " ".join(line.replace(",", " ").split())
@@ -117,22 +122,21 @@ def _document(imported: "Imported", out: str) -> dict[str, Any]:
     from perfmodel.routing import RoutingTrace
 
     result = imported.result
-    shape: dict[str, Any] = {"layers": result.num_layers, "experts": result.num_experts, "top_k": result.top_k}
     if isinstance(result, RoutingTrace):
-        shape |= {
-            "sequences": result.num_sequences,
-            "tokens": result.num_tokens,
-            "prefill_tokens": int(result.prompt_len.sum()),
-            "weights": result.topk_weights is not None,
-        }
+        shape = {**trace_data(result), "weights": result.topk_weights is not None}
     else:
-        shape |= {"scale": result.scale}
+        shape = {
+            "layers": result.num_layers,
+            "num_experts": result.num_experts,
+            "top_k": result.top_k,
+            "layer_index": result.layer_index.tolist(),
+            "metadata": result.metadata,
+            "scale": result.scale,
+        }
     return {
         "out": out,
         "kind": "trace" if isinstance(result, RoutingTrace) else "profile",
         **shape,
-        "layer_index": result.layer_index.tolist(),
-        "metadata": result.metadata,
         "findings": finding_rows(imported.findings),
     }
 

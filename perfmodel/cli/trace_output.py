@@ -1,9 +1,13 @@
-"""Where commands write a trace: checked before any work is done."""
+"""Where commands write a trace, checked before any work is done, and what all of them say of one as JSON."""
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import PerfModelError
+
+if TYPE_CHECKING:
+    from perfmodel.routing import RoutingTrace
 
 
 def add_output(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -33,3 +37,19 @@ def check_output(out: str, *, overwrite: bool) -> Path:
     if not overwrite:
         raise PerfModelError(f"{where}: exists; choose another output, or replace it with --overwrite")
     return place
+
+
+def trace_data(trace: "RoutingTrace") -> dict[str, Any]:
+    """Size and shape of a trace for JSON, under the names that every command uses."""
+    prefill = int(trace.prompt_len.sum())
+    return {
+        "sequences": trace.num_sequences,
+        "tokens": trace.num_tokens,
+        "prefill_tokens": prefill,
+        "decode_tokens": trace.num_tokens - prefill,
+        "layers": trace.num_layers,
+        "num_experts": trace.num_experts,
+        "top_k": trace.top_k,
+        "layer_index": trace.layer_index.tolist(),
+        "metadata": trace.metadata,
+    }

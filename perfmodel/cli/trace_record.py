@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli.base import add_command, print_json, print_text, quoted, say
-from perfmodel.cli.trace_output import add_output, check_output
+from perfmodel.cli.trace_output import add_output, check_output, trace_data
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
@@ -115,22 +115,14 @@ def _written(name: "re.Match[str]") -> str:
 
 def _document(trace: "RoutingTrace", out: str) -> dict[str, Any]:
     """What was recorded, as plain values."""
-    prefill = int(trace.prompt_len.sum())
-    return {
-        "out": out,
-        "sequences": trace.num_sequences,
-        "tokens": {"prefill": prefill, "decode": trace.num_tokens - prefill},
-        "layers": trace.num_layers,
-        "experts": trace.num_experts,
-        "top_k": trace.top_k,
-        "info": {key: value for key, value in trace.metadata.items() if key != "texts"},
-    }
+    metadata = {key: value for key, value in trace.metadata.items() if key != "texts"}
+    return {"out": out, **trace_data(trace), "metadata": metadata}
 
 
 def _text(found: dict[str, Any]) -> str:
     from perfmodel.routing.defects.rows import counted
 
-    info, tokens, drawn = found["info"], found["tokens"], found["info"]["sampling"]
+    info, drawn = found["metadata"], found["metadata"]["sampling"]
     how = (
         "the likeliest token taken"
         if drawn["temperature"] == 0
@@ -140,8 +132,8 @@ def _text(found: dict[str, Any]) -> str:
     )
     sequences = counted(found["sequences"], "sequence")
     return (
-        f"model {quoted(info['model'])} ({info['family']}, {info['dtype']} on {info['device']}): {found['layers']}"
-        f" layers, top-{found['top_k']} of {found['experts']} experts\n"
-        f"{sequences}: {tokens['prefill']:,} prompt tokens, {tokens['decode']:,} new ones ({how});"
+        f"model {quoted(info['model'])} ({info['family']}, {info['dtype']} on {info['device']}): "
+        f"{counted(found['layers'], 'layer')}, top-{found['top_k']} of {found['num_experts']} experts\n"
+        f"{sequences}: {found['prefill_tokens']:,} prompt tokens, {found['decode_tokens']:,} new ones ({how});"
         f" {info['ended']:,} ended before {info['max_new_tokens']:,} tokens or with them"
     )

@@ -22,17 +22,20 @@ _MOST_ROWS = 8
 
 
 def survey_data(survey: Survey) -> dict[str, Any]:
-    """A survey for JSON."""
-    return {"perfmodel": __version__, "kind": "trace", **survey.as_dict()}
+    """A survey for JSON: what was surveyed comes first, as every command on traces names it."""
+    found = survey.as_dict()
+    contents = found.pop("contents")
+    counts = {"tokens": survey.contents.tokens, "layers": len(survey.contents.layer_index)}
+    return {"perfmodel": __version__, "kind": "trace", **contents, **counts, **found}
 
 
 def survey_text(survey: Survey) -> str:
     """What ``trace stats`` prints of a trace: tables over all layers, then one row a layer, then notes."""
     contents = survey.contents
-    phases = {"prefill": contents.prefill_rows, "decode": contents.decode_rows}
+    phases = {"prefill": contents.prefill_tokens, "decode": contents.decode_tokens}
     parts = [
         f"{contents.model} ({contents.source}): {_counted(contents.sequences, 'sequence')},"
-        f" {_counted(contents.rows, 'token')} ({', '.join(f'{count:,} {phase}' for phase, count in phases.items())}),"
+        f" {_counted(contents.tokens, 'token')} ({', '.join(f'{count:,} {phase}' for phase, count in phases.items())}),"
         f" {_counted(len(contents.layer_index), 'layer')} x {contents.num_experts} experts, top-{contents.top_k}",
         _intervals(survey),
         *_skew(survey),
@@ -77,8 +80,9 @@ def _skew(survey: Survey) -> list[str]:
     experts = survey.contents.num_experts
     scopes = _scopes(survey.skew)
     rows = []
+    half = "most picked expert" if experts // 2 == 1 else f"{experts // 2} most picked experts"
     for label, name in (
-        (f"share of the {experts // 2} most picked experts", "top_half"),
+        (f"share of the {half}", "top_half"),
         ("Gini coefficient", "gini"),
         ("entropy over log E", "entropy"),
     ):
@@ -127,7 +131,9 @@ def _distinct(survey: Survey) -> list[str]:
                 one.sizes, one.distinct, one.layers.min(axis=0), one.layers.max(axis=0), one.aligned, strict=True
             )
         ]
-        title = f"Distinct experts a layer in a decode step of a batch, drawn from {one.sequences} sequences"
+        title = (
+            f"Distinct experts a layer in a decode step of a batch, drawn from {_counted(one.sequences, 'sequence')}"
+        )
         header = ("", "any positions", "layers", "same output position", "even picks")
         parts += ["", title, table(header, shown)]
     return parts
@@ -161,7 +167,7 @@ def _similarity(survey: Survey) -> list[str]:
     if half:
         rows.append([f"top-{half} experts that are the same", _interval(found.overlap, half - 1), ""])
         rows.append(["  by chance", decimal(half / survey.contents.num_experts), ""])
-    title = f"{first.capitalize()} beside {later} of a sequence, mean of {found.sequences:,} sequences"
+    title = f"{first.capitalize()} beside {later} of a sequence, mean of {_counted(found.sequences, 'sequence')}"
     return ["", title, table(("", "", "layers"), rows)]
 
 
@@ -182,7 +188,8 @@ def _hit_rates(survey: Survey, rates: HitRates) -> list[str]:
     rows.append(["any experts, K / E", *(decimal(rates.uniform[i]) for i in places)])
     counts = [f"K = {rates.gpu_experts[i]}" for i in places]
     title = (
-        f"Hit rate of decode picks with K of {experts} experts a layer placed by, {rates.sequences:,} sequences alike"
+        f"Hit rate of decode picks with K of {experts} experts a layer placed by,"
+        f" {_counted(rates.sequences, 'sequence')} alike"
     )
     return ["", title, table(("", *counts), rows)]
 
@@ -191,6 +198,8 @@ def _drift(survey: Survey, drift: Drift) -> list[str]:
     if not len(drift.first_row):
         return []
     half = survey.contents.num_experts // 2
+    every = len(drift.first_row)
+    shown = _spread(every)
     rows = [
         [
             f"{drift.first_row[i]} - {drift.first_row[i] + drift.rows - 1}",
@@ -198,12 +207,14 @@ def _drift(survey: Survey, drift: Drift) -> list[str]:
             _interval(drift.cosine, i),
             _interval(drift.hit_rate, i),
         ]
-        for i in _spread(len(drift.first_row))
+        for i in shown
     ]
     header = ("output tokens", "sequences", "cosine", f"hit rate, K = {half}")
     title = (
         f"Drift: windows of {drift.rows} output tokens beside the {_halves(survey)[0]}, of sequences that are so long"
     )
+    if len(shown) < every:
+        title += f" ({len(shown)} of {every:,} windows, from first to last; --json has all)"
     return ["", title, table(header, rows)]
 
 
@@ -257,7 +268,9 @@ def _counted(count: int, thing: str) -> str:
 def decimal(value: Any, decimals: int = 3) -> str:
     """A number with so many decimals, or a dash for what cannot be told."""
     number = float(value)
-    return f"{number:.{decimals}f}" if math.isfinite(number) else "-"
+    if not math.isfinite(number):
+        return "-"
+    return f"{round(number, decimals) + 0.0:.{decimals}f}"  # 0.0 makes a zero of -0.0
 
 
 def _interval(estimate: Estimate, where: Any = (), decimals: int = 3) -> str:

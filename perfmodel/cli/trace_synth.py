@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli.base import add_command, one_line, print_json, print_text, quoted, say
-from perfmodel.cli.synth_reports import Plan, fit_data, synth_data, synth_text
+from perfmodel.cli.synth_reports import SETTABLE, Plan, fit_data, synth_data, synth_text
 from perfmodel.cli.trace_output import add_output, check_output
 from perfmodel.errors import PerfModelError, TraceError
 
@@ -18,18 +18,13 @@ if TYPE_CHECKING:
 _PRESETS = ("mixtral-8x7b", "deepseek-v2-lite", "gpt-oss-20b", "qwen3-30b-a3b")
 #: Sequences, prompt and output where nothing says otherwise.
 _SEQUENCES, _PROMPT, _OUTPUT = 8, 128, 128
-#: Parameters that ``--set`` takes, as generate calls them.
-_SETTABLE = (
-    "alpha", "sequence_concentration", "decode_concentration", "phase_concentration", "stickiness", "memory_tokens",
-    "next_layer", "gate_sharpness", "order_noise", "repeats",
-)  # fmt: skip
 
 
 def add(commands: Any) -> None:
     """Add the command."""
     one = add_command(commands, "synth", "generate routing like a recording, or with a model's published skew", _synth)
     one.epilog = (
-        f"Bundled profiles: {', '.join(_PRESETS)}. --set takes {', '.join(map(_option, _SETTABLE))}. "
+        f"Bundled profiles: {', '.join(_PRESETS)}. --set takes {', '.join(map(_option, SETTABLE))}. "
         "What is generated is marked synthetic, and every report says so."
     )
     source = one.add_mutually_exclusive_group(required=True)
@@ -98,7 +93,7 @@ def _synth(options: argparse.Namespace) -> int:
 
 
 def _option(name: str) -> str:
-    return name.replace("_", "-") if name in _SETTABLE else "--" + name.replace("_", "-")
+    return name.replace("_", "-") if name in SETTABLE else "--" + name.replace("_", "-")
 
 
 @contextlib.contextmanager
@@ -108,7 +103,7 @@ def _options_named() -> Iterator[None]:
         "num_sequences": "--sequences", "num_layers": "--layers", "num_experts": "--experts", "top_k": "--top-k",
         "prompt and output": "--prompt and --output", "prompt": "--prompt", "output": "--output",
         "layer_profile": "--profile",
-    } | {key: f"--set: {_option(key)}" for key in _SETTABLE}  # fmt: skip
+    } | {key: f"--set: {_option(key)}" for key in SETTABLE}  # fmt: skip
     try:
         yield
     except TraceError as error:
@@ -125,11 +120,11 @@ def _changes(text: str | None) -> dict[str, float]:
     for piece in [] if text is None else text.split(","):
         name, equals, value = (part.strip() for part in piece.partition("="))
         key = name.replace("-", "_")
-        if not equals or key not in _SETTABLE:
-            near = difflib.get_close_matches(key, _SETTABLE, n=1)
+        if not equals or key not in SETTABLE:
+            near = difflib.get_close_matches(key, SETTABLE, n=1)
             hint = f"; did you mean {_option(near[0])}?" if near else ""
             raise PerfModelError(
-                f"--set: found {quoted(piece)}, allowed NAME=X with {', '.join(map(_option, _SETTABLE))}{hint}"
+                f"--set: found {quoted(piece)}, allowed NAME=X with {', '.join(map(_option, SETTABLE))}{hint}"
             )
         if key in found:
             raise PerfModelError(f"--set: {name} is given twice, allowed: once")
@@ -166,7 +161,11 @@ def _like(options: argparse.Namespace, seed: int, place: Path) -> Plan:
     with contextlib.ExitStack() as stack:
         shown = watched() and not options.quiet
         # The trials have a seed of their own, so that the trace is none of those that the fit was chosen by.
-        found = fit(trace, seed=seed + 1, report=stack.enter_context(bar("fit", "trials")) if shown else None)
+        report = stack.enter_context(bar("fit", "trials")) if shown else None
+        try:
+            found = fit(trace, seed=seed + 1, report=report)
+        except TraceError as error:
+            raise TraceError(f"{one_line(options.like)}: {error}") from error
     by_label = isinstance(found.skew.layer_profile, Mapping)
     return Plan(
         model=str(trace.metadata["model"]),

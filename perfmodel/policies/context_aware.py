@@ -18,10 +18,11 @@ from typing import ClassVar
 import numpy as np
 
 from perfmodel import placement
-from perfmodel.errors import PolicyError
+from perfmodel.errors import PolicyError, TraceError
 from perfmodel.policies.base import Plan, PlanInputs, option
 from perfmodel.policies.placed import Basis, PlacedExperts
 from perfmodel.routing import RoutingTrace, statistics
+from perfmodel.routing.npz import one_line
 from perfmodel.routing.profile import FrequencyProfile, load_use
 
 
@@ -74,6 +75,16 @@ class Static(PlacedExperts):
 
     def _from_elsewhere(self, inputs: PlanInputs) -> Basis:
         """One placement for all sequences, from another trace or from counts alone."""
+        try:
+            return self._from_profile(inputs)
+        except TraceError as error:
+            file = f"{one_line(self.profile)}: "
+            raise TraceError(
+                f"policy static: option profile: {file}{str(error).removeprefix(file)}; allowed: a trace, or a "
+                f"frequency profile, that fits {inputs.model.name}"
+            ) from error
+
+    def _from_profile(self, inputs: PlanInputs) -> Basis:
         profile = load_use(self.profile)
         if isinstance(profile, FrequencyProfile):
             self._check_layers(profile.num_layers, inputs)

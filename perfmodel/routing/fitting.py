@@ -3,6 +3,7 @@
 Hit rates and reuse are matched, since they decide latency; the cosine between phases hardly pins anything down.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from perfmodel.errors import TraceError
 from perfmodel.progress import Report
 from perfmodel.routing.checks import as_count
+from perfmodel.routing.defects.rows import counted
 from perfmodel.routing.fitting_trials import Trials, generate_like
 from perfmodel.routing.moments import (
     LAGS,
@@ -25,6 +27,7 @@ from perfmodel.routing.moments import (
     nearest_token,
     token_rates,
 )
+from perfmodel.routing.statistics.ratios import divide, mean_known
 from perfmodel.routing.synthetic import Skew
 from perfmodel.routing.trace import RoutingTrace
 
@@ -34,14 +37,16 @@ TOLERANCE = 0.03
 _FEWEST = 6  # sequences to fit: four, and two to compare with
 _FEWEST_OF_LABEL = 3  # training sequences that give a label a profile of its own
 _RESAMPLES = 200
+_LRU = "hit rate, LRU cache, K = "
 
 
 class Check(NamedTuple):
     """One statistic of held-out sequences, and of generated ones of the same lengths.
 
     name : what it is
-    recorded, generated : shares [1], means over layers; the one of sequences alike, reuse of picks alike
-    error : standard error of ``recorded``, by bootstrap over the held-out sequences
+    recorded, generated : shares [1], means over layers; the one of sequences alike, reuse of picks alike. Layers
+        that a recorded sequence picks nothing in are left out of its hit rates, and of those of its generated one.
+    error : standard error of ``recorded``, by bootstrap over the n held-out sequences, times sqrt(n / (n - 1))
     """
 
     name: str
@@ -80,12 +85,24 @@ class Fit(NamedTuple):
         """Whether every check is within the tolerance."""
         return all(check.within for check in self.checks)
 
+    @property
+    def misses(self) -> float | None:
+        """Relative difference [1] of the miss ratio of the largest LRU cache checked, which latency depends on.
+
+        None where nothing is cached, or the recorded sequences never miss.
+        """
+        largest = [check for check in self.checks if check.name.startswith(_LRU)][-1:]
+        if not largest or largest[0].recorded >= 1:
+            return None
+        return -largest[0].difference / (1 - largest[0].recorded)
+
 
 def fit(trace: RoutingTrace, *, seed: int = 0, report: Report | None = None) -> Fit:
     """Fit the generator to a recording.
 
-    Of every three sequences with the same label, in the order of their lengths, the middle one is held out. From
-    the others come the layers' profiles (by label, where every label has at least three of them) and, for every
+    In the order of their labels, and of their lengths within a label, the second of every three sequences is held
+    out; the count runs on from label to label, so that of a small label more or less than a third may be. From the
+    others come the layers' profiles (by label, where every label has at least three of them) and, for every
     layer, the concentrations, the stickiness and a power of the profile that give generated sequences of the same
     lengths the recorded hit rates (of the sequence's own prefill, of the static profile, of the oracle and of an LRU
     cache, at a quarter, half and three quarters of the experts) and the recorded reuse of neighbouring tokens; then
@@ -93,6 +110,8 @@ def fit(trace: RoutingTrace, *, seed: int = 0, report: Report | None = None) -> 
     tokens come again (picks in common with the most similar of 32 tokens before); then, for every layer, how much
     noise orders the picks (hit rates of a cache of the heaviest ones, at the same sizes); at last one number for the
     sharpness of gate weights.
+
+    All of this is about decode steps: how tokens of the prefill follow one another is neither fitted nor checked.
 
     Parameters
     ----------
@@ -112,8 +131,8 @@ def fit(trace: RoutingTrace, *, seed: int = 0, report: Report | None = None) -> 
     usable = _usable(trace, notes)
     if len(usable) < _FEWEST:
         raise TraceError(
-            f"the trace of {name} has {len(usable)} sequences with decode steps, expected at least {_FEWEST}: "
-            "4 to fit and 2 to compare with"
+            f"the trace of {name} has {counted(len(usable), 'sequence')} with decode steps, expected at least "
+            f"{_FEWEST}: 4 to fit and 2 to compare with"
         )
     training, held_out = _split(trace, usable)
     known, unseen = trace.sequences(training), trace.sequences(held_out)
@@ -178,27 +197,37 @@ def _compare(
     }
     for field, meaning in meanings.items():
         for size, a, b in zip(capacities(recorded.num_experts), getattr(one, field), getattr(two, field), strict=True):
-            if not np.isnan(a).any():
-                error = float(a.mean(1)[drawn].mean(1).std())
-                checks.append(Check(f"hit rate, {meaning}, K = {size}", float(a.mean()), float(b.mean()), error))
-    checks += _caches("", recorded, generated, drawn)
+            if not np.isnan(a).all():
+                checks.append(_hits(f"hit rate, {meaning}, K = {size}", a, b, drawn))
+    checks += _caches(_LRU, recorded, generated, drawn)
     if recorded.num_layers > 1:
         checks += _tokens(recorded, generated, drawn)
     checks += [_reuse("", at, one, two, drawn) for at in range(len(LAGS)) if one.pairs[at].any()]
     first = [heaviest_picks(trace) for trace in (recorded, generated)]
     if recorded.top_k > 1 and first[0] is not None and first[1] is not None:
         # A policy may treat the heaviest pick of a token in a way of its own, and keep what that used.
-        checks += _caches(" of heaviest picks", first[0], first[1], drawn)
+        checks += _caches("hit rate, LRU cache of heaviest picks, K = ", first[0], first[1], drawn)
         one, two = (moments(trace, static) for trace in (first[0], first[1]))
-        checks += [_reuse(" of the heaviest pick", at, one, two, drawn) for at in (0,) if one.pairs[at].any()]
-    return tuple(checks)
+        if one.pairs[0].any():
+            checks.append(_reuse(" of the heaviest pick", 0, one, two, drawn))
+    # A mean of n drawn from n varies too little.
+    return tuple(check._replace(error=check.error * math.sqrt(sequences / (sequences - 1))) for check in checks)
+
+
+def _hits(name: str, recorded: Floats, generated: Floats, drawn: NDArray[np.int64]) -> Check:
+    """Hit rates [S, L] side by side, where the recorded sequence picks anything."""
+    generated = np.where(np.isnan(recorded), np.nan, generated)
+    one, two = mean_known(recorded, 1), mean_known(generated, 1)
+    error = float(np.nanstd(mean_known(one[drawn], 1)))
+    return Check(name, float(mean_known(one)), float(mean_known(two)), error)
 
 
 def _caches(what: str, recorded: RoutingTrace, generated: RoutingTrace, drawn: NDArray[np.int64]) -> list[Check]:
-    rates = (lru_rates(trace).mean(-1) for trace in (recorded, generated))
+    rates = (lru_rates(trace) for trace in (recorded, generated))
     return [
-        Check(f"hit rate, LRU cache{what}, K = {size}", float(a.mean()), float(b.mean()), float(a[drawn].mean(1).std()))
+        _hits(f"{what}{size}", a, b, drawn)
         for size, a, b in zip(capacities(recorded.num_experts), *rates, strict=True)
+        if not np.isnan(a).all()
     ]
 
 
@@ -228,6 +257,8 @@ def _tokens(recorded: RoutingTrace, generated: RoutingTrace, drawn: NDArray[np.i
 
 
 def _reuse(what: str, at: int, one: Moments, two: Moments, drawn: NDArray[np.int64]) -> Check:
-    shared, pairs = one.shared[at].mean(-1), one.pairs[at]
-    error = float(np.std(shared[drawn].sum(1) / np.maximum(pairs[drawn].sum(1), 1)))
-    return Check(f"reuse{what} at lag {LAGS[at]}", float(one.reuse[at].mean()), float(two.reuse[at].mean()), error)
+    times = np.array([np.bincount(draw, minlength=drawn.shape[1]) for draw in drawn], np.float64)
+    error = float(np.nanstd(mean_known(divide(times @ one.shared[at], times @ one.pairs[at]), 1)))
+    known = one.pairs[at].sum(0) > 0  # layers
+    a, b = (mean_known(of.reuse[at][known]) for of in (one, two))
+    return Check(f"reuse{what} at lag {LAGS[at]}", float(a), float(b), error)

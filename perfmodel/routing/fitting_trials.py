@@ -17,6 +17,7 @@ from perfmodel.routing.moments import (
     nearest_token,
     next_layer_recall,
 )
+from perfmodel.routing.statistics.ratios import mean_known
 from perfmodel.routing.synthetic import PerLayer, Skew, generate
 from perfmodel.routing.trace import RoutingTrace
 
@@ -127,7 +128,7 @@ class Trials:
     def _matched(self, found: Moments) -> Floats:
         """What is matched in every layer [m, L], by its weight."""
         rates = (found.own, found.static, found.oracle, _CACHES * found.lru)
-        return np.concatenate([*(rate.mean(1) for rate in rates), found.reuse[:1]])
+        return np.concatenate([*(mean_known(rate, 1) for rate in rates), found.reuse[:1]])
 
     def _next_layer(self, skew: Skew) -> float:
         """How much layers share, so that a table of picks foretells as many of the next layer as in the recording."""
@@ -171,7 +172,7 @@ class Trials:
         first = heaviest_picks(self.known)
         if first is None or self.known.top_k == 1:
             return 1.0
-        wanted = lru_rates(first).mean((0, 1))
+        wanted = mean_known(lru_rates(first).mean(0))  # all sizes lack the same
         low, high = np.zeros(self.known.num_layers), np.ones(self.known.num_layers)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
@@ -179,7 +180,7 @@ class Trials:
             assert made is not None  # generated picks have weights
             more = lru_rates(made).mean((0, 1)) > wanted  # less noise makes for more hits
             low, high = np.where(more, middle, low), np.where(more, high, middle)
-        return high
+        return np.where(np.isnan(wanted), 1.0, high)
 
     def _sharpness(self, skew: Skew) -> float:
         """The power that gives the largest gate weight of a token its recorded mean."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import ArrayLike
 
 from perfmodel.errors import TraceError
+from perfmodel.routing.keywords import said_by_keyword
 
 if TYPE_CHECKING:
     from perfmodel.routing.importers.base import Imported, ImportOptions
@@ -45,6 +46,7 @@ class TraceFormats:
     __slots__ = ()
 
     @classmethod
+    @said_by_keyword()
     def from_vllm(
         cls,
         source: _Path | ArrayLike | Sequence[Any],
@@ -81,6 +83,7 @@ class TraceFormats:
         return _in_memory("vllm", from_arrays, source, said)
 
     @classmethod
+    @said_by_keyword()
     def from_vllm_jsonl(
         cls,
         file: _Path,
@@ -111,6 +114,7 @@ class TraceFormats:
         )
 
     @classmethod
+    @said_by_keyword()
     def from_sglang(
         cls,
         *files: _Path | Sequence[_Path],
@@ -143,6 +147,7 @@ class TraceFormats:
         )
 
     @classmethod
+    @said_by_keyword()
     def from_sglang_response(
         cls,
         source: _Path | Sequence[str],
@@ -180,6 +185,7 @@ class TraceFormats:
         return _in_memory("sglang-response", from_texts, source, said)
 
     @classmethod
+    @said_by_keyword()
     def from_router_logits(
         cls,
         source: Any,
@@ -221,6 +227,7 @@ class TraceFormats:
         return _in_memory("router-logits", from_arrays, source, said)
 
     @classmethod
+    @said_by_keyword()
     def from_llamacpp_csv(
         cls,
         file: _Path,
@@ -253,6 +260,7 @@ class TraceFormats:
         )
 
     @classmethod
+    @said_by_keyword()
     def from_esft(
         cls,
         *files: _Path | Sequence[_Path],
@@ -283,6 +291,7 @@ class TraceFormats:
         )
 
     @classmethod
+    @said_by_keyword()
     def from_dynande(
         cls,
         *files: _Path | Sequence[_Path],
@@ -315,6 +324,7 @@ class TraceFormats:
         )
 
     @classmethod
+    @said_by_keyword()
     def from_router_trace(
         cls,
         file: _Path,
@@ -346,6 +356,7 @@ class TraceFormats:
         )
 
     @classmethod
+    @said_by_keyword()
     def from_row_phase(
         cls,
         file: _Path,

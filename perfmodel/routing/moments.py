@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from perfmodel.routing.blocks import open_trace
 from perfmodel.routing.statistics import selection_counts, top_experts
+from perfmodel.routing.statistics.ratios import divide
 from perfmodel.routing.trace import Phase, RoutingTrace
 
 Floats = NDArray[np.float64]
@@ -25,8 +26,11 @@ class Moments(NamedTuple):
     other : [n, S, L], of those that another sequence's prefill used most, mean over all others; NaN for lack of them
     static : [n, S, L], of the most used ones of one profile for all sequences
     oracle : [n, S, L], of those that the sequence's own decode steps used most
-    shared : [lags, S, L], picks that repeat one of the token ``lag`` before; pairs : [lags, S], picks that could
-    lru : [n, S, L], hit rate of a cache of the least recently used experts, empty when decode starts
+    shared : [lags, S, L], picks that repeat one of the token ``lag`` before
+    pairs : [lags, S, L], picks that could
+    lru : [n, S, L], hit rate of a cache of the most recently used experts, empty when decode starts
+
+    Hit rates are NaN where the sequence's decode steps pick nothing in the layer.
     """
 
     own: Floats
@@ -41,11 +45,9 @@ class Moments(NamedTuple):
     def reuse(self) -> Floats:
         """Share of a token's experts that the token ``lag`` before used too, all pairs alike [lags, L].
 
-        NaN for a lag that no sequence is long enough for.
+        NaN for a lag that no sequence is long enough for, and for a layer without picks.
         """
-        total = np.broadcast_to(self.pairs.sum(1)[:, None], self.shared.shape[::2])
-        reuse: Floats = np.divide(self.shared.sum(1), total, out=np.full(total.shape, np.nan), where=total > 0)
-        return reuse
+        return divide(self.shared.sum(1), self.pairs.sum(1))
 
 
 def capacities(experts: int) -> tuple[int, ...]:
@@ -58,7 +60,7 @@ def moments(trace: RoutingTrace, static: Floats) -> Moments:
     """Statistics to fit, of sequences that all have decode steps; ``static`` [L, E] is the profile for all."""
     prefill = selection_counts(trace, "prefill").astype(np.float64)
     decode = selection_counts(trace, "decode").astype(np.float64)
-    share = decode / np.maximum(decode.sum(-1, keepdims=True), 1)
+    share = divide(decode, decode.sum(-1))
     others = trace.num_sequences - 1
     sizes = capacities(trace.num_experts)
     own, other, fixed, oracle = np.full((4, len(sizes), trace.num_sequences, trace.num_layers), np.nan)
@@ -95,13 +97,13 @@ def heaviest_picks(trace: RoutingTrace) -> RoutingTrace | None:
 def lru_rates(trace: RoutingTrace) -> Floats:
     """Share of decode picks that hit a cache of each of :func:`capacities` experts a layer [n, S, L].
 
-    Sequences all have decode steps; the cache is empty at the start of each.
+    Sequences all have decode steps; the cache is empty at the start of each. NaN for a layer without picks.
     """
     ends = _decode_offsets(trace)[:-1]
     found = []
     for size in capacities(trace.num_experts):
         hits, assigned = _lru(trace, size)
-        found.append(np.add.reduceat(hits.sum(-1), ends) / np.maximum(np.add.reduceat(assigned.sum(-1), ends), 1))
+        found.append(divide(np.add.reduceat(hits.sum(-1), ends), np.add.reduceat(assigned.sum(-1), ends)))
     return np.array(found)
 
 
@@ -175,7 +177,7 @@ def _lru(trace: RoutingTrace, size: int) -> tuple[NDArray[np.bool_], NDArray[np.
 
 def _repeats(trace: RoutingTrace) -> tuple[Floats, Floats]:
     shared = np.zeros((len(LAGS), trace.num_sequences, trace.num_layers))
-    pairs = np.zeros((len(LAGS), trace.num_sequences))
+    pairs = np.zeros_like(shared)
     for s in range(trace.num_sequences):
         ids = trace.topk_ids[trace.decode_slice(s)]
         for at, lag in enumerate(LAGS):
@@ -185,7 +187,7 @@ def _repeats(trace: RoutingTrace) -> tuple[Floats, Floats]:
                 found |= now == before[..., pick : pick + 1]
             assigned = now != trace.unassigned
             shared[at, s] = (found & assigned).sum((0, 2))
-            pairs[at, s] = assigned.sum() / trace.num_layers
+            pairs[at, s] = assigned.sum((0, 2))
     return shared, pairs
 
 

@@ -140,9 +140,22 @@ def _open(path: str | Path, streamed: bool = False) -> Iterator[tuple[zipfile.Zi
             yield archive, _members(archive, file.stat().st_size, name, largest)
     except TraceError:
         raise
+    except zipfile.BadZipFile as error:
+        if _starts_as_zip(Path(path)):
+            raise TraceError(f"{name}: cannot be read as an .npz file ({one_line(error)})") from error
+        hint = "perfmodel trace import reads recordings in other formats"
+        raise TraceError(f"{name}: cannot be read, for it is no .npz file ({hint})") from error
     except Exception as error:  # decoders may raise anything at all when fed with broken bytes
         reason = one_line(error) or type(error).__name__
         raise TraceError(f"{name}: cannot be read as an .npz file ({reason})") from error
+
+
+def _starts_as_zip(file: Path) -> bool:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(2) == b"PK"
+    except OSError:
+        return False
 
 
 class _Opened(io.FileIO):

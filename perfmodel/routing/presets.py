@@ -134,7 +134,7 @@ _GPT = Preset(
         ),
         Number("largest of four gate weights", "0.35", "measured", _GPT_OSS),
         Number(
-            "alpha, sequence-concentration, stickiness, memory", "1.3, 90, 1.4, 3.5", "fitted", "numbers above"
+            "alpha, sequence-concentration, stickiness, memory-tokens", "1.3, 90, 1.4, 3.5", "fitted", "numbers above"
         ),
         Number(
             "decode-concentration", "150", "fitted",
@@ -172,7 +172,7 @@ _QWEN3 = Preset(
         Number("distinct experts in 8, 32, 128 decode tokens", "29.0, 52.8, 75.2", "published", _UNION),
         Number("distinct experts in batches of 2, 4, 8, 16", "15.0, 26.6, 42.6, 59.2", "published", _UNION),
         Number(
-            "alpha, sequence-concentration, stickiness, memory", "0.62, 430, 1.7, 3.4", "fitted", "numbers above"
+            "alpha, sequence-concentration, stickiness, memory-tokens", "0.62, 430, 1.7, 3.4", "fitted", "numbers above"
         ),
         Number("decode-concentration", "430", "assumed", "as that of sequences: prefill was not published"),
         Number("next-layer, gate-sharpness", "0.9, 0.4", "assumed", "between those of other models"),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
+from perfmodel.routing.keywords import said_by_keyword
+
 if TYPE_CHECKING:
     from perfmodel.routing.importers.base import ImportOptions
     from perfmodel.routing.profile import FrequencyProfile
@@ -24,6 +26,7 @@ class ProfileFormats:
     """
 
     @classmethod
+    @said_by_keyword()
     def from_imatrix(
         cls,
         *files: _Path | Sequence[_Path],
@@ -39,6 +42,7 @@ class ProfileFormats:
         return _read("imatrix", _flat(files), said)
 
     @classmethod
+    @said_by_keyword()
     def from_moe_infinity(
         cls,
         source: _Path | ArrayLike,
@@ -60,6 +64,7 @@ class ProfileFormats:
         return _profile(from_matrices(source, said))
 
     @classmethod
+    @said_by_keyword()
     def from_tensorrt_llm(
         cls,
         folder: _Path,
@@ -76,6 +81,7 @@ class ProfileFormats:
         return _read("tensorrt-llm", [folder], said)
 
     @classmethod
+    @said_by_keyword()
     def from_ktransformers(
         cls,
         source: _Path | ArrayLike,
@@ -97,6 +103,7 @@ class ProfileFormats:
         return _profile(profile_of("ktransformers", (), said, source))
 
     @classmethod
+    @said_by_keyword()
     def from_sglang_stat(
         cls,
         *files: _Path | Sequence[_Path],
@@ -116,6 +123,7 @@ class ProfileFormats:
         return _read("sglang-stat", _flat(files), said)
 
     @classmethod
+    @said_by_keyword()
     def from_popularity_rank(
         cls,
         source: _Path | Iterable[tuple[int, int]],

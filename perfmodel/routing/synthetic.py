@@ -163,7 +163,8 @@ def generate(
     repeats = between("repeats", repeats, 0, 1)
     in_order = each_layer("order_noise", order_noise, layers, 0, 1)
     tokens = prompts + outputs
-    check_size(tokens, layers, experts, top_k)  # before anything is drawn
+    # Before anything is drawn:
+    check_size(tokens, layers, experts, top_k, next_layer=next_layer > 0, repeats=repeats > 0)
 
     shared, *seeds = np.random.SeedSequence(seed).spawn(num_sequences + 1)
     # Children of their own, so that what is drawn for all sequences alike does not change what is drawn for one.
@@ -192,7 +193,8 @@ def generate(
     from perfmodel.kernels.generate import sticky_top  # compiled code is loaded only after everything is checked
 
     for s, start in enumerate(ends[:-1].tolist()):
-        # Separate streams, so that the lengths of the phases do not change each other.
+        # Separate streams, so that profiles do not depend on lengths, nor tokens on how many follow them. The noise of
+        # decode does depend on the length of the prefill, which is drawn before it.
         streams = [np.random.default_rng(child) for child in seeds[s].spawn(4)]
         profile = profiles[of_sequence[s]]
         for_prefill = _vary(streams[0], profile, to_layer)

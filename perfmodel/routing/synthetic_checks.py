@@ -77,11 +77,20 @@ def lengths(name: str, value: object, sequences: int) -> NDArray[np.int64]:
     return found
 
 
-def check_size(tokens: NDArray[np.int64], layers: int, experts: int, top_k: int) -> None:
-    """Refuse sequences without a token, and a trace too large for memory; ``tokens`` [S] are those of each sequence."""
+def check_size(
+    tokens: NDArray[np.int64], layers: int, experts: int, top_k: int, *, next_layer: bool = True, repeats: bool = True
+) -> None:
+    """Refuse sequences without a token, and a trace too large for memory; ``tokens`` [S] are those of each sequence.
+
+    next_layer, repeats : whether these options are used, which need more numbers at once
+    """
     if (tokens == 0).any():
         raise TraceError("prompt and output are both 0, expected at least one token")
-    size = layers * max(sum(tokens.tolist()) * top_k * 12, BLOCK * experts * 8) + len(tokens) * _SEQUENCE_BYTES
+    # Blocks of numbers: noise goes only when the next is drawn, and links draw as many once more. Repeated tokens are
+    # looked for in two blocks, while the two before are still there.
+    blocks = 2 + next_layer + 3 * repeats
+    noise = blocks * min(BLOCK, int(tokens.max())) * experts * 8
+    size = layers * (sum(tokens.tolist()) * top_k * 12 + noise) + len(tokens) * _SEQUENCE_BYTES
     if size > MAX_BYTES:
         raise TraceError(TOO_LARGE)
 

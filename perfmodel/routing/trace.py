@@ -359,6 +359,8 @@ def trace_path(path: str | Path) -> str | Path:
         return path
     names = bundled_traces()
     if path not in names:
+        if os.path.isfile(path):  # noqa: PTH113  # unlike Path.is_file it takes every text
+            return path  # which is told to be of the wrong kind where it is read
         near = difflib.get_close_matches(path, names, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise TraceError(

@@ -17,6 +17,7 @@ from perfmodel.plots.routing.frame import (
     SCOPES,
     band,
     contents_words,
+    counted,
     doubling_axis,
     drawn_scopes,
     interval_words,
@@ -41,7 +42,8 @@ _PLACED = (
     ("oracle", "oracle", "oracle", LINES[3]),
 )
 _LRU, _BELADY, _PLACED_BY = "LRU", "Belady", "placed by own prefill"
-_RANGE = "range of layers"
+#: Fewer sequences than this give an interval of drift that spans nearly everything.
+_LEAST_FOR_BAND = 3
 _ANY, _SAME = "any positions", "same position"
 
 
@@ -89,7 +91,7 @@ def distinct_figure(survey: Survey) -> Figure:
     ]
     count = 1 if batches is None else 2
     width = COLUMN if count == 1 else PAGE
-    names = [*scopes, "even", *([] if batches is None else [_ANY, _SAME, _RANGE])]
+    names = [*scopes, "even", *([] if batches is None else [_ANY, _SAME])]
     with page(1, count, (width, _HEIGHT), words, names, sharey=True) as (figure, grid):
         left = grid[0, 0]
         for scope in scopes:
@@ -98,12 +100,12 @@ def distinct_figure(survey: Survey) -> Figure:
         left.set_xlabel("tokens of a sequence (log)")
         left.set_ylabel("distinct experts a layer")
         if batches is not None:
-            right, look = grid[0, 1], SCOPES["decode"]
+            right = grid[0, 1]
             right.fill_between(
                 batches.sizes, batches.layers.min(axis=0), batches.layers.max(axis=0), color=GREY, alpha=0.3,
-                linewidth=0, label=_RANGE,
+                linewidth=0,
             )  # fmt: skip
-            right.plot(batches.sizes, batches.distinct, label=_ANY, **look.options(3.0))
+            right.plot(batches.sizes, batches.distinct, label=_ANY, **LINES[2].options(3.0))
             right.plot(batches.sizes, batches.aligned, label=_SAME, **LINES[3].options(3.0))
             _independent(right, batches.sizes, experts, top_k)
             right.set_xlabel("sequences in a batch (log)")
@@ -123,9 +125,9 @@ def _independent(axes: Axes, counts: NDArray[np.int64], experts: int, top_k: int
 
 def _batch_words(batches: Batches) -> str:
     return (
-        f"Batches are drawn from {batches.sequences} sequences and their first {batches.steps} decode steps: each"
-        " sequence at an output position of its own, as where they come and go, or all sequences at the same output"
-        " position; the range is of any positions."
+        f"Batches are drawn from {counted(batches.sequences, 'sequence')} and their first {batches.steps} decode steps:"
+        " each sequence at an output position of its own, as where they come and go, or all sequences at the same"
+        " output position; grey: from the least to the largest layer, at any positions."
     )
 
 
@@ -138,7 +140,7 @@ def hit_rate_figure(survey: Survey, rates: HitRates) -> Figure:
     shown = {name: one for name, one in shown.items() if np.isfinite(getattr(rates, name).value).any()}
     words = [
         "Share of decode picks whose expert is among the K placed in its layer, by what they are placed by; every"
-        f" sequence counts alike ({rates.sequences:,} sequences).",
+        f" sequence counts alike ({counted(rates.sequences, 'sequence')}).",
         "Static: by the decode of all others. Oracle: by its own decode.",
         reference_words(survey),
         *_about(survey),
@@ -171,7 +173,7 @@ def cache_figure(survey: Survey, curves: CacheCurves) -> Figure:
         "Share of decode picks found in a cache of C experts a layer, empty when the decode of a sequence starts.",
         "Belady: the best that fetching on demand can do.",
         "" if rates is None else "Placed: C experts that are there from the start, every sequence counting alike"
-        f" ({rates.sequences:,} sequences).",
+        f" ({counted(rates.sequences, 'sequence')}).",
         *_about(survey),
     ]  # fmt: skip
     even = "C / E"
@@ -215,6 +217,12 @@ def drift_figure(survey: Survey, drift: Drift) -> Figure:
     """Similarity and hit rate of successive windows of the output; below, how many sequences are that long."""
     middle = drift.first_row + (drift.rows - 1) / 2
     half = survey.contents.num_experts // 2
+    few = drift.sequences < _LEAST_FOR_BAND
+    resampled = survey.contents.sequences > 1 and survey.resamples > 1
+    cosine, hits = (
+        Estimate(one.value, np.where(few, np.nan, one.low), np.where(few, np.nan, one.high))
+        for one in (drift.cosine, drift.hit_rate)
+    )
     words = [
         f"Windows of {drift.rows} output tokens against the whole {survey.reference} of their sequence: cosine of the"
         f" counts of picks (left), and share of the window's picks among the {half} experts most picked there (right).",
@@ -222,21 +230,24 @@ def drift_figure(survey: Survey, drift: Drift) -> Figure:
         " compared.",
         "The sampling noise of so short windows is part of both.",
         reference_words(survey),
-        *_about(survey),
+        interval_words(survey),
+        f"No band over fewer than {_LEAST_FOR_BAND} sequences." if resampled and few.any() else "",
+        *contents_words(survey.contents),
     ]
     with page(1, 1, (PAGE, _HEIGHT + 0.55), words) as (figure, grid):
         grid[0, 0].remove()
         places = figure.add_gridspec(2, 2, height_ratios=[4, 1])
-        for column, (name, estimate, look) in enumerate(
-            (("cosine", drift.cosine, LINES[0]), ("hit rate", drift.hit_rate, LINES[2]))
-        ):
+        for column, (name, estimate, look) in enumerate((("cosine", cosine, LINES[0]), ("hit rate", hits, LINES[2]))):
             above = figure.add_subplot(places[0, column])
             below = figure.add_subplot(places[1, column], sharex=above)
             band(above, middle, estimate, look, name)
+            low, high = reach(estimate)
             if name == "hit rate":
-                above.axhline(half / survey.contents.num_experts, **REFERENCE)
+                chance = half / survey.contents.num_experts
+                above.axhline(chance, **REFERENCE)
+                low, high = min(low, chance - 0.01), max(high, chance + 0.01)
             above.set_ylabel(f"cosine with {survey.reference}" if name == "cosine" else f"{name}, K = {half}")
-            above.set_ylim(*reach(estimate))
+            above.set_ylim(low, high)
             above.locator_params(axis="y", nbins=6)
             above.tick_params(labelbottom=False)
             above.grid(axis="y")

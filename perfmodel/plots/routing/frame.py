@@ -99,14 +99,19 @@ def title(axes: Axes, words: str) -> None:
     axes.set_title(words, loc="left")
 
 
+def counted(count: int, thing: str) -> str:
+    """A count and its noun: ``1 sequence``, ``2 sequences``."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 def contents_words(contents: Contents) -> list[str]:
     """What was surveyed."""
-    phases = {"prefill": contents.prefill_rows, "decode": contents.decode_rows}
+    phases = {"prefill": contents.prefill_tokens, "decode": contents.decode_tokens}
     rows = " and ".join(f"{count:,} {phase}" for phase, count in phases.items() if count)
-    sequences = f"{contents.sequences:,} sequence{'s' if contents.sequences > 1 else ''}"
+    sequences = counted(contents.sequences, "sequence")
     return [
         f"Routing: {routing(contents.model, contents.source)}, {sequences} with {rows} tokens,"
-        f" {len(contents.layer_index)} layers of {contents.num_experts} experts, top-{contents.top_k}."
+        f" {counted(len(contents.layer_index), 'layer')} of {contents.num_experts} experts, top-{contents.top_k}."
     ]
 
 

@@ -91,13 +91,18 @@ def duplicate_tokens(trace: RoutingTrace) -> Seen | None:
     if not gone.any():
         return None
     parts = [
-        (sequences, "sequence", " that equal an earlier one"),
-        (multiplied.sum(), "row", " that only repeat the row before, in sequences where every row does so"),
-        (doubled.sum(), "row", " that only repeat the row before"),
-        (passages.sum(), "row", " of passages that are recorded again in their sequence"),
+        (sequences, "sequence", "equal", " an earlier one"),
+        (multiplied.sum(), "row", "only repeat", " the row before, in sequences where every row does so"),
+        (doubled.sum(), "row", "only repeat", " the row before"),
+        (passages.sum(), "row", "", " of passages that are recorded again in their sequence"),
     ]
-    found = "; ".join(counted(int(n), thing) + what for n, thing, what in parts if n)
+    found = "; ".join(counted(int(n), thing) + _does(int(n), verb) + what for n, thing, verb, what in parts if n)
     return Seen(found, f"leave out {counted(int(gone.sum()), 'row')}", lambda: without_rows(trace, gone))
+
+
+def _does(count: int, verb: str) -> str:
+    """What that many do: `` that repeats``, `` that repeat``; nothing without a verb."""
+    return verb and f" that {verb}{'s' if count == 1 else ''}"
 
 
 def _can_tell(trace: RoutingTrace) -> bool:

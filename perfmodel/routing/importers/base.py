@@ -56,10 +56,12 @@ class Imported:
 
     result : a trace, or a frequency profile where the files hold counts alone
     findings : what the reader itself noticed, and what of it was mended
+    unassigned : picks that the trace lacks and one of the findings tells of
     """
 
     result: RoutingTrace | FrequencyProfile
     findings: tuple[Finding, ...] = ()
+    unassigned: int = 0
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,8 @@ def trace_of(
         )
     except TraceError as error:
         raise TraceError(f"{where}: {error}") from None
-    return Imported(trace, tuple(findings))
+    missing = int((ids < 0).all(axis=2).sum()) * ids.shape[2]
+    return Imported(trace, tuple(findings), unassigned=missing)
 
 
 def _told_apart(options: ImportOptions, lengths: NDArray[np.int64], where: str) -> NDArray[np.int64]:

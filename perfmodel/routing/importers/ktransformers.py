@@ -75,7 +75,9 @@ def _counts_or_shares(table: NDArray[Any]) -> str | None:
     if (ordered == ordered[0]).all() or (np.diff(used, axis=1) <= 0).all():
         return None
     if (used == np.floor(used)).all():
-        return "counts of which every row has as many" if (sums == sums[0]).all() and used.max() > 1 else None
+        return (
+            "counts that add up to the same number in every row" if (sums == sums[0]).all() and used.max() > 1 else None
+        )
     return "shares that add up to 1 in every row" if (np.abs(sums - 1) < _ROUNDED).all() else None
 
 

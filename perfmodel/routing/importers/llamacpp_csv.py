@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from perfmodel.errors import TraceError
 from perfmodel.routing.checks import MAX_EXPERTS
 from perfmodel.routing.defects import Finding
+from perfmodel.routing.defects.rows import counted
 from perfmodel.routing.importers.base import (
     Format,
     Imported,
@@ -148,7 +149,8 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
     known = sorted({block.layer for call in calls for block in call})
     ids, sizes, skipped = _tokens(calls, known, np.array(picks[start:], np.int32), start, name, lines)
     if skipped:
-        found = f"layer {known[-1]}: {skipped} tokens of prompts have no picks; llama.cpp computes only the last one"
+        tokens = counted(skipped, "token")
+        found = f"layer {known[-1]}: {tokens} of prompts without picks; llama.cpp computes only the last one"
         findings.append(Finding("padding", found, "leave them unassigned", mended=True))
     lengths, prompts = _sequences(options, sizes, len(known), name)
     experts, noted = number_of_experts(options, ids, experts)
@@ -164,7 +166,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> Imported:
         )
     except TraceError as error:
         raise TraceError(f"{name}: {error}") from error
-    return Imported(trace, tuple(findings))
+    return Imported(trace, tuple(findings), unassigned=skipped * k)
 
 
 def _rows(path: Path) -> tuple[list[int], list[list[int]], list[int]]:

@@ -51,7 +51,7 @@ def nearly(probe: Probe) -> str | None:
     if wrong:
         return wrong if probe.shapes[name][1].kind == "f" else None
     return (
-        "it is a stack of counts without a name, of which every row has as many; if they are counts of picks "
+        "it is a stack of counts without a name, the same number in every row; if they are counts of picks "
         f"[sequences, layers, experts], name the format {NAME}"
     )
 

@@ -20,6 +20,13 @@ MOST_NUMBERS = 1_000_000
 _LARGEST = 2**31 - 1
 
 
+def bounds(name: str) -> tuple[int, int]:
+    """Smallest and largest number of an option that takes numbers."""
+    if name in ("num_experts", "top_k"):
+        return 1, MAX_EXPERTS
+    return int(name == "sequence_len"), _LARGEST
+
+
 def options_of(said: Mapping[str, Any]) -> ImportOptions:
     """Options by the names of :class:`ImportOptions`; entries that are None count as not said.
 
@@ -39,18 +46,18 @@ def _checked(name: str, value: Any) -> Any:
             raise TraceError(f"{option} is {shown(value)}, expected a name")
         return value
     if name in ("num_experts", "top_k"):
-        return as_count(option, value, 1, MAX_EXPERTS)
+        return as_count(option, value, *bounds(name))
     if name == "mend":
         return checked_names(value)
     if name in ("config", "expert_map"):
         if not isinstance(value, str | os.PathLike):
             raise TraceError(f"{option} is {shown(value)}, expected a path")
         return Path(value)
-    lowest = 1 if name == "sequence_len" else 0
+    lowest, highest = bounds(name)
     every = [value] if isinstance(value, int | np.integer) else value
     if isinstance(every, str) or not isinstance(every, Iterable):
         raise TraceError(f"{option} is {shown(value)}, expected integers >= {lowest}")
-    numbers = tuple(as_count(option, one, lowest, _LARGEST) for one in every)
+    numbers = tuple(as_count(option, one, lowest, highest) for one in every)
     if not 1 <= len(numbers) <= MOST_NUMBERS:
         raise TraceError(f"{option} has {len(numbers)} numbers; allowed: 1 to {MOST_NUMBERS}")
     if name == "layers" and any(b <= a for a, b in itertools.pairwise(numbers)):

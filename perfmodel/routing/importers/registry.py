@@ -9,7 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from perfmodel.errors import TraceError
-from perfmodel.routing.defects import check, mend
+from perfmodel.routing.defects import Finding, check, mend
+from perfmodel.routing.defects.rows import counted
 from perfmodel.routing.importers.base import Format, Imported, ImportOptions, option_name
 from perfmodel.routing.importers.options import options_of
 from perfmodel.routing.importers.probe import Probe
@@ -118,6 +119,17 @@ def with_defects(imported: Imported, said: ImportOptions) -> Imported:
             raise TraceError(f"--mend: {trace.metadata['how']}: counts have no rows to mend")
         return imported
     if not said.mend:
-        return Imported(trace, (*imported.findings, *check(trace)))
-    mended, findings = mend(trace, said.mend)
-    return Imported(mended, (*imported.findings, *findings))
+        return Imported(trace, (*imported.findings, *_news(imported, check(trace))))
+    names = said.mend
+    if imported.unassigned and not _news(imported, tuple(one for one in check(trace) if one.defect == "padding")):
+        names -= {"padding"}  # the reader did all that can be done
+    mended, findings = mend(trace, names)
+    return Imported(mended, (*imported.findings, *_news(imported, findings)))
+
+
+def _news(imported: Imported, findings: tuple[Finding, ...]) -> list[Finding]:
+    """Without the finding that only counts the missing picks of which the reader told."""
+    if not imported.unassigned:
+        return list(findings)
+    told = f"{counted(imported.unassigned, 'pick')} unassigned"
+    return [one for one in findings if one.defect != "padding" or one.mend or not one.found.startswith(told)]

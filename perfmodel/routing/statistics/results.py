@@ -22,7 +22,8 @@ class Estimate(NamedTuple):
     """A statistic and its 95 % interval, three arrays of one shape.
 
     The interval is for what endless sequences of the same kind would give, and holds the value; NaN where fewer than
-    two sequences have anything to count. See :class:`perfmodel.routing.statistics.intervals.Bootstrap`.
+    two sequences have anything to count, or fewer than three where other sequences place. See
+    :class:`perfmodel.routing.statistics.intervals.Bootstrap`.
     """
 
     value: Floats
@@ -43,22 +44,22 @@ class Layered(NamedTuple):
 
 @dataclass(frozen=True)
 class Contents:
-    """What was surveyed: counts of rows, the shape of the routing, and the metadata of the trace."""
+    """What was surveyed: counts of tokens, the shape of the routing, and the metadata of the trace."""
 
     model: str
     source: str
     sequences: int
-    prefill_rows: int
-    decode_rows: int
+    prefill_tokens: int
+    decode_tokens: int
     num_experts: int
     top_k: int
     layer_index: Integers
     metadata: dict[str, Any]
 
     @property
-    def rows(self) -> int:
-        """Rows (tokens) of all sequences."""
-        return self.prefill_rows + self.decode_rows
+    def tokens(self) -> int:
+        """Tokens (rows) of all sequences."""
+        return self.prefill_tokens + self.decode_tokens
 
 
 @dataclass(frozen=True)

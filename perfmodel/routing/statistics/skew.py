@@ -37,5 +37,5 @@ def entropy(counts: ArrayLike) -> Floats:
     loads = np.asarray(counts, dtype=np.float64)
     shares = divide(loads, loads.sum(-1))
     logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
-    found: Floats = -(shares * logs).sum(-1)
+    found: Floats = 0.0 - (shares * logs).sum(-1)  # never -0.0
     return found / np.log(loads.shape[-1]) if loads.shape[-1] > 1 else found + 1.0

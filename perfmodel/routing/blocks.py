@@ -17,11 +17,11 @@ from perfmodel.progress import Report, check_report
 from perfmodel.routing.checks import (
     MAX_EXPERTS,
     as_count,
-    as_int64,
     as_integers,
     as_texts,
     checked_ids,
     checked_labels,
+    checked_layers,
     checked_metadata,
     checked_sequences,
     checked_weights,
@@ -212,9 +212,7 @@ def _of_file(path: str | Path) -> TraceFile | None:
         arrays = _small(streams, tokens, layers)
     if arrays["num_experts"].shape != ():
         raise TraceError(f"num_experts has shape {arrays['num_experts'].shape}, expected a single number")
-    layer_index = as_int64("layer_index", arrays["layer_index"], layers)
-    if layer_index[0] < 0 or (layer_index[1:] <= layer_index[:-1]).any():
-        raise TraceError(f"layer_index must be >= 0 and increase, found {one_line(layer_index)}")
+    layer_index = checked_layers(arrays["layer_index"], layers)
     offsets, prompts = checked_sequences(arrays["sequence_offsets"], arrays["prompt_len"], tokens)
     labels = arrays.get("labels", arrays.get("domain"))
     for array in (offsets, prompts, layer_index):

@@ -99,6 +99,14 @@ def _refuse_constant(name: str) -> None:
     raise TraceError(f"metadata holds {name}, which is not JSON")
 
 
+def checked_layers(value: ArrayLike, length: int) -> NDArray[np.int64]:
+    """The model layer of each row of a layer axis: as many as there are rows, from 0 on, increasing."""
+    layers = as_int64("layer_index", value, length)
+    if layers[0] < 0 or (layers[1:] <= layers[:-1]).any():
+        raise TraceError(f"layer_index must be >= 0 and increase, found {one_line(layers)}")
+    return layers
+
+
 def checked_ids(
     ids: NDArray[np.integer[Any]], num_experts: int, layer_index: NDArray[np.int64], first_token: int = 0
 ) -> NDArray[np.unsignedinteger[Any]]:

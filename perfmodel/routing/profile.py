@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.errors import TraceError
 from perfmodel.paths import replace_when_done
-from perfmodel.routing.checks import MAX_EXPERTS, as_count, as_int64, as_texts, checked_metadata, stored_metadata
+from perfmodel.routing.checks import MAX_EXPERTS, as_count, as_texts, checked_layers, checked_metadata, stored_metadata
 from perfmodel.routing.npz import declared, npz_keys, one_line, read_npz, shown
 from perfmodel.routing.profile_formats import ProfileFormats
 
@@ -58,9 +58,7 @@ class FrequencyProfile(ProfileFormats):
 
     def __post_init__(self) -> None:
         counts = _checked_counts(self.counts)
-        layer_index = as_int64("layer_index", self.layer_index, len(counts))
-        if layer_index[0] < 0 or (layer_index[1:] <= layer_index[:-1]).any():
-            raise TraceError(f"layer_index must be >= 0 and increase, found {one_line(layer_index)}")
+        layer_index = checked_layers(self.layer_index, len(counts))
         empty = np.flatnonzero(~counts.any(axis=1))
         if len(empty):
             raise TraceError(f"counts: no expert of layer {layer_index[empty[0]]} was used, expected at least one")

@@ -23,6 +23,7 @@ from perfmodel.routing.checks import (
     as_texts,
     checked_ids,
     checked_labels,
+    checked_layers,
     checked_metadata,
     checked_sequences,
     checked_weights,
@@ -96,9 +97,7 @@ class RoutingTrace(TraceFormats):
             raise TraceError(f"topk_ids has shape {ids.shape}, expected at least one token, layer and pick")
         tokens, layers, top_k = ids.shape
         num_experts = as_count("num_experts", self.num_experts, top_k, MAX_EXPERTS)
-        layer_index = as_int64("layer_index", self.layer_index, layers)
-        if layer_index[0] < 0 or (layer_index[1:] <= layer_index[:-1]).any():
-            raise TraceError(f"layer_index must be >= 0 and increase, found {one_line(layer_index)}")
+        layer_index = checked_layers(self.layer_index, layers)
         kept = checked_ids(ids, num_experts, layer_index)
         offsets, prompts = checked_sequences(self.sequence_offsets, self.prompt_len, tokens)
         weights = None if self.topk_weights is None else checked_weights(self.topk_weights, kept)

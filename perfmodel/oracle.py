@@ -6,7 +6,7 @@ sum is written out. Use it to check the point that matters (``perfmodel compare 
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -97,22 +97,60 @@ class _Machine:
         """Attention of all layers, by the decode or the prefill formula [s]."""
         total = 0.0
         for kind in self.model.attention:
-            for _ in kind.layers:
-                total += float(
+            # A constant state is read and written once a step; its update and its use are two products an element.
+            state = 2 * (4 * kind.recurrent_elements + 2 * kind.convolution_elements)
+            weights = kind.params * self.model.storage.attention.bits / 8 + state
+            flops = 2 * kind.params + 4 * kind.recurrent_elements
+            launch_s = ATTENTION_LAUNCHES * self.launch_s if kind.tensors else 0.0
+            for cache in kind.caches or (None,):
+                window, work, moved = _of_context(cache)
+                one = float(
                     formula(
                         tokens,
-                        np.inf if kind.window is None else kind.window,
-                        2 * kind.params,
-                        kind.params * self.model.bits / 8,
-                        kind.context_flops_per_token,
-                        kind.kv_elements_per_token * _ACTIVATION_BYTES,
+                        window,
+                        flops,
+                        weights,
+                        work,
+                        moved,
                         self.gpu_flops,
                         self.gpu_rate,
                         self.system.gpu.memory_n_half_bytes,
-                        ATTENTION_LAUNCHES * self.launch_s,
+                        launch_s,
                     )
                 )
+                for _ in kind.layers:
+                    total += one
+                flops, weights, launch_s = 0, 0.0, 0.0
         return total
+
+    def around(self, tokens: float) -> dict[str, float]:
+        """Routers, dense networks and head of all layers, and the shared experts of one MoE layer [s]."""
+        model, stored = self.model, self.model.storage
+        parts = {"router": 0.0, "dense": 0.0, "shared": 0.0}
+        for kind in model.feed_forward:
+            count = len(kind.layers)
+            router = self.operator(_params(kind.router), tokens, stored.router.bits, ROUTER_LAUNCHES)
+            dense = self.operator(_params(kind.dense), tokens, stored.dense.bits, DENSE_LAUNCHES)
+            shared = self.operator(_params(kind.shared), tokens, stored.shared.bits, DENSE_LAUNCHES)
+            parts["router"] += count * router
+            parts["dense"] += count * dense
+            parts["shared"] += count * shared / len(model.moe_layers)
+        parts["head"] = self.operator(model.head_params, 1, stored.head.bits, HEAD_LAUNCHES)
+        return parts
+
+
+def _params(tensors: Iterable[Any]) -> int:
+    return sum(math.prod(tensor.shape) for tensor in tensors)
+
+
+def _of_context(cache: Any) -> tuple[float, float, float]:
+    """Tokens of context that count at most, and work and traffic of each."""
+    if cache is None:
+        return 0.0, 0.0, 0.0
+    groups = cache.tokens_per_entry
+    most = math.inf if cache.window is None else cache.window
+    picked = math.inf if cache.read_entries is None else cache.read_entries * groups
+    return min(most, picked), cache.flops_per_entry / groups, cache.elements * _ACTIVATION_BYTES / groups
 
 
 class _Layer:
@@ -157,13 +195,8 @@ def per_pick(run: Run, system: System | None = None) -> dict[str, Any]:
     """
     machine = _Machine(run, system or run.system)
     model, plan = run.model, run.plan
-    shared = machine.operator(model.shared_expert_params, 1, model.bits, DENSE_LAUNCHES)
-    fixed = {
-        "router": len(model.moe_layers) * machine.operator(model.router_params, 1, model.bits, ROUTER_LAUNCHES),
-        "dense": model.num_dense_layers * machine.operator(model.dense_ffn_params, 1, model.bits, DENSE_LAUNCHES),
-        "head": machine.operator(model.head_params, 1, model.bits, HEAD_LAUNCHES),
-        "overhead": model.num_layers * machine.layer_overhead_s,
-    }
+    fixed = machine.around(1) | {"overhead": model.num_layers * machine.layer_overhead_s}
+    shared = fixed.pop("shared")
     tokens: list[float] = []
     decode: list[float] = []
     # Kept as lists and added exactly at the end: a running sum over a long trace would lose digits.
@@ -241,12 +274,9 @@ def _prefill(machine: _Machine, run: Run) -> list[float] | None:
     times = []
     for s, prompt in enumerate(plan.prompt_tokens.tolist()):
         total = machine.attention(reference.prefill_attention_time, prompt)
-        router = machine.operator(model.router_params, prompt, model.bits, ROUTER_LAUNCHES)
-        dense = machine.operator(model.dense_ffn_params, prompt, model.bits, DENSE_LAUNCHES)
-        total += len(model.moe_layers) * router + model.num_dense_layers * dense
-        total += machine.operator(model.head_params, 1, model.bits, HEAD_LAUNCHES)
-        total += model.num_layers * machine.layer_overhead_s
-        shared = machine.operator(model.shared_expert_params, prompt, model.bits, DENSE_LAUNCHES)
+        around = machine.around(prompt)
+        shared = around.pop("shared")
+        total += sum(around.values()) + model.num_layers * machine.layer_overhead_s
         for classes, counts in zip(plan.prefill_class[s], plan.prefill_tokens[s], strict=True):
             layer = _Layer(shared)
             for number, count in zip(classes.tolist(), counts.tolist(), strict=True):
@@ -302,22 +332,24 @@ def _bytes(machine: _Machine, run: Run) -> dict[str, float]:
     tiers = ("gpu_memory", "link_weights", "link_activations", "ndp_memory")
     moved: dict[str, list[float]] = {tier: [] for tier in tiers}
     steps = 0
-    every: list[tuple[float, int]] = [
-        (model.router_params, len(model.moe_layers)),
-        (model.dense_ffn_params, model.num_dense_layers),
-        (model.head_params, 1),
-        (model.shared_expert_params, len(model.moe_layers)),
-    ]
+    stored = model.storage
+    every: list[tuple[int, float, int]] = [(model.head_params, stored.head.bits, 1)]
+    for ffn in model.feed_forward:
+        parts = ((ffn.router, stored.router), (ffn.dense, stored.dense), (ffn.shared, stored.shared))
+        every += [(_params(tensors), form.bits, len(ffn.layers)) for tensors, form in parts]
     for s in range(len(plan.offsets) - 1):
         for step, t in enumerate(range(int(plan.offsets[s]), int(plan.offsets[s + 1]))):
             steps += 1
             context = int(plan.context_start[s]) + step + 1
-            for params, count in every:
-                moved["gpu_memory"].append(count * (params * model.bits / 8 + activation) if params else 0.0)
+            for params, bits, count in every:
+                moved["gpu_memory"].append(count * (params * bits / 8 + activation) if params else 0.0)
             for kind in model.attention:
-                seen = context if kind.window is None else min(context, kind.window)
-                kv = seen * kind.kv_elements_per_token * _ACTIVATION_BYTES
-                moved["gpu_memory"].append(len(kind.layers) * (kind.params * model.bits / 8 + kv))
+                state = 2 * (4 * kind.recurrent_elements + 2 * kind.convolution_elements)
+                weights = kind.params * stored.attention.bits / 8 + state
+                for cache in kind.caches:
+                    window, _, each = _of_context(cache)
+                    weights += min(context, window) * each
+                moved["gpu_memory"].append(len(kind.layers) * weights)
             for pick in _flat(plan.picks[t]):
                 work = plan.classes[pick]
                 weights = model.expert_params * work.bits / 8

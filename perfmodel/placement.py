@@ -130,7 +130,7 @@ def gpu_footprint(
     """GPU bytes with ``experts_per_layer`` experts of every MoE layer resident at the stored precision."""
     resident = experts_per_layer * len(model.moe_layers) * model.expert_bytes(model.expert_bits)
     return Footprint(
-        other_weights=model.non_expert_params * model.bits / 8,
+        other_weights=model.non_expert_bytes,
         experts=resident,
         replicas=0.0,
         kv_cache=float(model.kv_bytes(context_tokens)),
@@ -174,11 +174,10 @@ def largest_gpu_experts(model: MoEModel, capacity_bytes: float, context_tokens: 
     return min(model.num_experts, int(np.floor(free / per_layer))) if free >= 0 else -1
 
 
-def default_gpu_experts(model: MoEModel, capacity_bytes: float, context_tokens: int) -> int:
-    """Published count for the two Mixtrals, else the largest count up to half of the experts that fits.
+def wanted_gpu_experts(model: MoEModel, most: int) -> int:
+    """Published count for the two Mixtrals, else half of the experts, but no more than fit.
 
-    A published count that does not fit the given GPU gives way to the largest that does.
+    most : as `largest_gpu_experts` gives it.
     """
     shape = (model.num_layers, model.num_experts, model.hidden_size)
-    wanted = PUBLISHED_GPU_EXPERTS.get(shape, model.num_experts // 2)
-    return max(0, min(wanted, largest_gpu_experts(model, capacity_bytes, context_tokens)))
+    return max(0, min(PUBLISHED_GPU_EXPERTS.get(shape, model.num_experts // 2), most))

@@ -323,10 +323,9 @@ def _bytes_per_token(run: Run, system: System) -> dict[str, float]:
     *around, shared = (op.row(model, 1.0) for op in operators(model))
     gpu += sum(row[front.REPEATS] * row[front.BYTES] for row in around)
     gpu += len(model.moe_layers) * shared[front.BYTES]
-    for kind in model.attention:
-        seen = run.contexts if kind.window is None else np.minimum(run.contexts, kind.window)
-        kv = kind.kv_elements_per_token * ACTIVATION_BYTES * float(seen.mean())
-        gpu += len(kind.layers) * (kind.params * model.bits / 8 + kv)
+    for row in run._attention:
+        kv = row[front.CONTEXT_BYTES] * float(np.minimum(run.contexts, row[front.WINDOW]).mean())
+        gpu += float(row[front.LAYERS] * (row[front.WEIGHT_BYTES] + kv))
     return {
         "gpu_memory": gpu,
         "link_weights": float((count * copies * weights).sum()),
@@ -463,6 +462,7 @@ def make_replay(
     layers: Literal["cycle"] | None = None,
 ) -> Replay:
     """Fit a trace to a model and a workload: layers mapped, prompts and outputs truncated or cycled."""
+    model.with_experts()
     if trace.num_experts_inferred and trace.num_experts <= model.num_experts:
         trace = trace.with_num_experts(model.num_experts)
     trace.check_model(model)

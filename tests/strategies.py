@@ -4,6 +4,7 @@ Sizes are small, so that the plain loops stay fast; rates span what real parts s
 (link, GPU, near-data arrays, near-data memory) is the slow one in some example.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -13,9 +14,11 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from perfmodel.families import Attention, Cache, Experts, FeedForward, Tensor
 from perfmodel.hardware import System, load_system
-from perfmodel.model import AttentionKind, MoEModel
+from perfmodel.model import MoEModel
 from perfmodel.routing import RoutingTrace
+from perfmodel.storage import Format, Storage
 
 NDP_SYSTEM = load_system("h100-cxl-ndp")
 
@@ -35,31 +38,73 @@ def recording() -> RoutingTrace:
     return RoutingTrace.load("tiny-mixtral-32l-mini")
 
 
+def attention_kind(
+    layers: Sequence[int],
+    params: int = 1024,
+    kv_elements: int = 32,
+    context_flops: int = 64,
+    window: int | None = None,
+) -> Attention:
+    """Attention of one tensor and one cache."""
+    return Attention(
+        name="full" if window is None else "sliding",
+        layers=tuple(layers),
+        tensors=(Tensor("self_attn", (params,)),),
+        norm_params=4,
+        caches=(Cache(name="keys and values", elements=kv_elements, flops_per_entry=context_flops, window=window),),
+    )
+
+
+def matrices(*shapes: tuple[int, int]) -> tuple[Tensor, ...]:
+    """The matrices of a network, by inputs and outputs."""
+    return tuple(Tensor(f"{number}", (outputs, inputs)) for number, (inputs, outputs) in enumerate(shapes))
+
+
 def plain_model(**changes: Any) -> MoEModel:
-    """A fixed small network with one kind of attention, with some values changed."""
-    layers = tuple(range(changes.get("num_layers", 3)))
+    """A fixed small network with one kind of attention, with some values changed.
+
+    ``num_layers``, ``moe_layers``, ``num_experts``, ``top_k``, ``expert_size``, ``expert_matrices``, ``router_params``,
+    ``shared_params``, ``dense_params``, ``bits`` and ``expert_bits`` say what the parts are made of.
+    """
+    num_layers = changes.pop("num_layers", 3)
+    moe = tuple(changes.pop("moe_layers", range(num_layers)))
+    hidden = changes.get("hidden_size", 16)
+    width = changes.pop("expert_size", 24)
+    shapes = changes.pop("expert_matrices", ((hidden, width), (hidden, width), (width, hidden)))
+    experts = Experts(
+        count=changes.pop("num_experts", 4), top_k=changes.pop("top_k", 2), size=width, tensors=matrices(*shapes)
+    )
+    router, shared = changes.pop("router_params", 64), changes.pop("shared_params", 0)
+    dense = changes.pop("dense_params", 0)
+    bits, expert_bits = changes.pop("bits", 16.0), changes.pop("expert_bits", 16.0)
+    others = tuple(sorted(set(range(num_layers)) - set(moe)))
+    kinds = [
+        FeedForward(
+            name="moe",
+            layers=moe,
+            norm_params=0,
+            router=(Tensor("router", (router,)),) if router else (),
+            shared=(Tensor("shared", (shared,)),) if shared else (),
+            experts=experts,
+        )
+    ]
+    if others:
+        tensors = (Tensor("dense", (dense,)),) if dense else ()
+        kinds.append(FeedForward(name="dense", layers=others, norm_params=0, dense=tensors))
+    vocab = changes.get("vocab_size", 50)
     values: dict[str, Any] = {
         "name": "plain",
         "family": "mixtral",
-        "hidden_size": 16,
-        "num_layers": len(layers),
-        "moe_layers": layers,
-        "num_experts": 4,
-        "top_k": 2,
-        "expert_size": 24,
-        "expert_params": 3 * 16 * 24,
-        "expert_matrices": ((16, 24), (16, 24), (24, 16)),
-        "shared_expert_params": 0,
-        "router_params": 64,
-        "dense_ffn_params": 0,
-        "attention": (
-            AttentionKind(
-                layers=layers, window=None, params=1024, kv_elements_per_token=32, context_flops_per_token=64
-            ),
-        ),
-        "vocab_size": 50,
-        "norm_params": 16,
+        "hidden_size": hidden,
+        "num_layers": num_layers,
+        "attention": (attention_kind(range(num_layers)),),
+        "feed_forward": tuple(kinds),
+        "vocab_size": vocab,
+        "embedding": (Tensor("embed", (vocab, hidden)),),
+        "head": (Tensor("head", (vocab, hidden)),),
+        "final_norm_params": 16,
         "tied_embeddings": False,
+        "storage": dataclasses.replace(Storage.uniform(bits), expert=Format("test", expert_bits)),
     }
     return MoEModel(**{**values, **changes})
 
@@ -76,59 +121,92 @@ def zero_or(values: st.SearchStrategy[float]) -> st.SearchStrategy[float]:
 
 @st.composite
 def models(draw: st.DrawFn, max_experts: int = 6, expert_bits: Sequence[float] = (16.0, 8.0, 4.25)) -> MoEModel:
-    """Small networks: dense layers, shared experts, gated or plain experts, biases, windows, latent attention."""
+    """Small networks: dense layers, shared experts, gated or plain experts, biases, and mixers of every sort."""
     hidden, size = draw(st.integers(4, 40)), draw(st.integers(3, 40))
     num_layers = draw(st.integers(1, 4))
     moe_layers = tuple(sorted(draw(st.sets(st.integers(0, num_layers - 1), min_size=1))))
+    others = tuple(sorted(set(range(num_layers)) - set(moe_layers)))
     experts = draw(st.integers(1, max_experts))
     gate_and_up = draw(st.integers(1, 2))
-    bias = draw(st.sampled_from([0, size * gate_and_up + hidden]))
-    kinds = [draw(_attention(hidden)) for _ in range(draw(st.integers(1, 2)))]
-    of_layer = [draw(st.integers(0, len(kinds) - 1)) for _ in range(num_layers)]
+    bias = (Tensor("bias", (size * gate_and_up + hidden,)),) if draw(st.booleans()) else ()
+    mixers = [draw(_mixers(hidden)) for _ in range(draw(st.integers(1, 2)))]
+    of_layer = [draw(st.integers(0, len(mixers) - 1)) for _ in range(num_layers)]
     attention = tuple(
-        AttentionKind(layers=tuple(i for i, one in enumerate(of_layer) if one == number), **kind)
-        for number, kind in enumerate(kinds)
+        dataclasses.replace(kind, layers=tuple(i for i, one in enumerate(of_layer) if one == number))
+        for number, kind in enumerate(mixers)
         if number in of_layer
     )
+    shared = draw(st.sampled_from([0, 3 * hidden * size, 5 * hidden * size + hidden]))
+    router = draw(st.sampled_from([0, hidden * experts]))
+    beside = draw(st.sampled_from([0, 0, hidden * size]))
+    kinds = [
+        FeedForward(
+            name="moe",
+            layers=moe_layers,
+            norm_params=hidden,
+            dense=(Tensor("beside", (beside,)),) if beside else (),
+            shared=(Tensor("shared", (shared,)),) if shared else (),
+            router=(Tensor("router", (router,)),) if router else (),
+            experts=Experts(
+                count=experts,
+                top_k=draw(st.integers(1, min(4, experts))),
+                size=size,
+                tensors=(*matrices(*[(hidden, size)] * gate_and_up, (size, hidden)), *bias),
+            ),
+        )
+    ]
+    if others:
+        # As large as the network beside the experts, where there is one: prices take the mean over layers.
+        dense = beside or 3 * hidden * size * 2
+        tensors = (Tensor("dense", (dense,)),)
+        kinds.append(FeedForward(name="dense", layers=others, norm_params=hidden, dense=tensors))
+    vocab = draw(st.integers(1, 300))
+    rest = Storage.uniform(draw(st.sampled_from([16.0, 32.0])))
     return MoEModel(
         name="small",
         family="mixtral",
         hidden_size=hidden,
         num_layers=num_layers,
-        moe_layers=moe_layers,
-        num_experts=experts,
-        top_k=draw(st.integers(1, min(4, experts))),
-        expert_size=size,
-        expert_params=(gate_and_up + 1) * hidden * size + bias,
-        expert_matrices=(*[(hidden, size)] * gate_and_up, (size, hidden)),
-        shared_expert_params=draw(st.sampled_from([0, 3 * hidden * size, 5 * hidden * size + hidden])),
-        router_params=draw(st.sampled_from([0, hidden * experts])),
-        dense_ffn_params=3 * hidden * size * 2,
         attention=attention,
-        vocab_size=draw(st.integers(1, 300)),
-        norm_params=hidden * (2 * num_layers + 1),
+        feed_forward=tuple(kinds),
+        vocab_size=vocab,
+        embedding=(Tensor("embed", (vocab, hidden)),),
+        head=(Tensor("head", (vocab, hidden)),),
+        final_norm_params=hidden,
         tied_embeddings=draw(st.booleans()),
-        bits=draw(st.sampled_from([16, 32])),
-        expert_bits=draw(st.sampled_from(expert_bits)),
+        storage=dataclasses.replace(rest, expert=Format("test", draw(st.sampled_from(expert_bits)))),
     )
 
 
 @st.composite
-def _attention(draw: st.DrawFn, hidden: int) -> dict[str, Any]:
+def _mixers(draw: st.DrawFn, hidden: int) -> Attention:
+    """Grouped-query, latent, sparse, compressed or linear attention, with or without a window."""
     heads, head_dim = draw(st.integers(1, 4)), draw(st.integers(2, 16))
     window = draw(st.one_of(st.none(), st.integers(1, 12)))
-    if draw(st.booleans()):
-        latent, rope = draw(st.integers(4, 32)), draw(st.integers(2, 8))
-        kv, work = latent + rope, 2 * heads * (2 * latent + rope)
-    else:
-        kv_heads = draw(st.sampled_from([d for d in range(1, heads + 1) if heads % d == 0]))
-        kv, work = 2 * kv_heads * head_dim, 4 * heads * head_dim
-    return {
-        "window": window,
-        "params": 2 * hidden * heads * head_dim + hidden * kv,
-        "kv_elements_per_token": kv,
-        "context_flops_per_token": work,
-    }
+    picked = draw(st.one_of(st.none(), st.integers(1, 12)))
+    latent, rope = draw(st.integers(4, 32)), draw(st.integers(2, 8))
+    kv_heads = draw(st.sampled_from([d for d in range(1, heads + 1) if heads % d == 0]))
+    keys = Cache(
+        name="keys and values", elements=2 * kv_heads * head_dim, flops_per_entry=4 * heads * head_dim, window=window
+    )
+    compressed = Cache(
+        name="latent",
+        elements=latent + rope,
+        flops_per_entry=2 * heads * (2 * latent + rope),
+        tokens_per_entry=draw(st.sampled_from([1, 1, 4])),
+        read_entries=picked,
+        expanded_elements=heads * (2 * latent + rope),
+    )
+    caches = draw(st.sampled_from([(keys,), (compressed,), (compressed, keys), ()]))
+    return Attention(
+        name="drawn",
+        layers=(0,),
+        tensors=(Tensor("projections", (2 * hidden * heads * head_dim + hidden * latent,)),),
+        norm_params=hidden,
+        caches=caches,
+        recurrent_elements=0 if caches else draw(st.integers(1, 500)),
+        convolution_elements=0 if caches else draw(st.integers(0, 50)),
+    )
 
 
 def small_trace(

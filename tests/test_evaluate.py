@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from strategies import (
     NDP_SYSTEM,
+    attention_kind,
     decode_rows,
     mixtral,
     models,
@@ -26,7 +27,6 @@ from strategies import (
 
 from perfmodel.errors import PerfModelError, TraceError
 from perfmodel.hardware import System, load_system
-from perfmodel.model import AttentionKind
 from perfmodel.point import dram_efficiency, hardware_point
 from perfmodel.policies import Executor
 from perfmodel.run import Evaluation, Run, evaluate, plan_run
@@ -294,14 +294,10 @@ HAND_MODEL = plain_model(
     num_experts=4,
     top_k=2,
     expert_size=8,
-    expert_params=192,
     expert_matrices=((8, 8), (8, 8), (8, 8)),
-    shared_expert_params=0,
     router_params=32,
     vocab_size=10,
-    attention=(
-        AttentionKind(layers=(0, 1), window=None, params=256, kv_elements_per_token=16, context_flops_per_token=32),
-    ),
+    attention=(attention_kind((0, 1), params=256, kv_elements=16, context_flops=32),),
 )
 # GPU 100 GB/s, link 10 GB/s with 1 us, near-data memory 20 GB/s; arithmetic is free.
 HAND_SYSTEM = NDP_SYSTEM.with_values(

@@ -274,20 +274,24 @@ def test_the_largest_count_fits_and_one_more_does_not(model, scale, context) -> 
         assert placement.gpu_footprint(model, most + 1, context).total * slack > capacity
 
 
+def default_gpu_experts(model, capacity: float, context: int) -> int:
+    return placement.wanted_gpu_experts(model, placement.largest_gpu_experts(model, capacity, context))
+
+
 def test_default_counts() -> None:
     large, small = mixtral("mixtral-8x22b"), mixtral()
-    assert placement.default_gpu_experts(small, 80 * GB, 2176) == 4
-    assert placement.default_gpu_experts(large, 80 * GB, 2176) == 2
+    assert default_gpu_experts(small, 80 * GB, 2176) == 4
+    assert default_gpu_experts(large, 80 * GB, 2176) == 2
     # A published count is not exceeded on a larger GPU, and gives way on a smaller one.
-    assert placement.default_gpu_experts(large, 200 * GB, 2176) == 2
-    assert placement.default_gpu_experts(large, 50 * GB, 2176) == 1
-    assert placement.default_gpu_experts(small, 24 * GB, 2176) == 1
-    assert placement.default_gpu_experts(large, 5 * GB, 2176) == 0
+    assert default_gpu_experts(large, 200 * GB, 2176) == 2
+    assert default_gpu_experts(large, 50 * GB, 2176) == 1
+    assert default_gpu_experts(small, 24 * GB, 2176) == 1
+    assert default_gpu_experts(large, 5 * GB, 2176) == 0
     other = plain_model(num_experts=7, top_k=2)
     one = placement.gpu_footprint(other, 1, 10)
-    assert placement.default_gpu_experts(other, 1e9, 10) == 3
-    assert placement.default_gpu_experts(other, one.total + one.experts / 2, 10) == 1
-    assert placement.default_gpu_experts(other, one.other_weights / 2, 10) == 0
+    assert default_gpu_experts(other, 1e9, 10) == 3
+    assert default_gpu_experts(other, one.total + one.experts / 2, 10) == 1
+    assert default_gpu_experts(other, one.other_weights / 2, 10) == 0
 
 
 def test_defaults_reach_the_plan_and_are_said() -> None:

@@ -290,7 +290,7 @@ def test_no_token_is_faster_than_the_busiest_tier(run: Run, other) -> None:
 
 
 def test_the_floor_holds_where_copies_and_activations_use_the_link_at_once() -> None:
-    model = plain_model(hidden_size=64, expert_size=2, expert_params=384, expert_matrices=((64, 2), (64, 2), (2, 64)))
+    model = plain_model(hidden_size=64, expert_size=2, expert_matrices=((64, 2), (64, 2), (2, 64)))
     fast = {"gpu.memory_bandwidth_gb_per_s": 5000, "link.bandwidth_gb_per_s": 1, "link.latency_us": 0}
     system = NDP_SYSTEM.with_values({**fast, "ndp.dram_efficiency": 1, "ndp.clock_ghz": 20}).at_peak()
     for text in ("monde", "monde:reading=all-ndp", "hobbit"):

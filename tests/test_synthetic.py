@@ -191,20 +191,26 @@ def test_layer_profile_is_followed() -> None:
 def test_picks_are_those_of_a_plain_sort(
     tokens: int, layers: int, experts: int, data: st.DataObject, seed: int
 ) -> None:
-    top_k = data.draw(st.integers(1, experts))
+    groups = data.draw(
+        st.sampled_from([g for g in range(1, experts + 1) if experts % g == 0 and g <= experts // 2] or [1])
+    )
+    kept = data.draw(st.integers(1, groups))
+    each = experts // groups
+    top_k = data.draw(st.integers(1, kept * each))
     fading = data.draw(st.floats(0, 1))
     rng = np.random.default_rng(seed)
     # Few distinct values, so that scores are equal often.
     noise = rng.integers(0, 4, (tokens, layers, experts)) / 2
     log_p, stickiness = rng.integers(-2, 3, (layers, experts)) / 2, rng.integers(0, 3, layers) / 2
-    log_p[:, top_k:] = np.where(rng.random((layers, experts - top_k)) < 0.3, -np.inf, log_p[:, top_k:])
+    if groups == 1:
+        log_p[:, top_k:] = np.where(rng.random((layers, experts - top_k)) < 0.3, -np.inf, log_p[:, top_k:])
     memory, age = rng.random((layers, experts)), {}
     ids, best = np.empty((tokens, layers, top_k), np.uint16), np.empty((tokens, layers, top_k))
     for layer in range(layers):
         for expert in range(experts):
             age[layer, expert] = memory[layer, expert]
     order_noise = rng.integers(0, 3, layers) / 2
-    sticky_top(noise, log_p, stickiness, order_noise, fading, memory, ids, best)
+    sticky_top(noise, log_p, stickiness, order_noise, fading, groups, kept, memory, ids, best)
     for token in range(tokens):
         for layer in range(layers):
 
@@ -212,13 +218,48 @@ def test_picks_are_those_of_a_plain_sort(
                 return float(log_p[layer, e] + weight * noise[token, layer, e] + stickiness[layer] * age[layer, e])
 
             # Sorting is stable: equal ones stay in the order of their numbers, and then of their scores.
-            chosen = sorted(range(experts), key=lambda e: -score(e, 1.0))[:top_k]
+            best_two = [sum(sorted(score(e, 1.0) for e in range(g, g + each))[-2:]) for g in range(0, experts, each)]
+            open_groups = sorted(range(groups), key=lambda g: -best_two[g])[:kept]
+            free = [e for e in range(experts) if e // each in open_groups]
+            chosen = sorted(free, key=lambda e: -score(e, 1.0))[:top_k]
             wanted = sorted(chosen, key=lambda e: -score(e, order_noise[layer]))
             assert ids[token, layer].tolist() == wanted
             assert best[token, layer].tolist() == [score(e, order_noise[layer]) for e in wanted]
             for expert in range(experts):
                 age[layer, expert] = 1.0 if expert in ids[token, layer] else age[layer, expert] * fading
     assert memory.ravel().tolist() == list(age.values())
+
+
+def test_grouped_routing_touches_no_more_groups_than_it_keeps() -> None:
+    arguments: dict[str, Any] = {"alpha": 4.0, "sequence_concentration": 50.0, "stickiness": 0.3, "seed": 3}
+    grouped = generate(2, 40, 40, 3, 256, 8, expert_groups=8, kept_groups=4, **arguments)
+    free = generate(2, 40, 40, 3, 256, 8, **arguments)
+    touched = [[len(set((row // 32).tolist())) for row in trace.topk_ids.reshape(-1, 8)] for trace in (grouped, free)]
+    assert max(touched[0]) == 4
+    assert max(touched[1]) > 5
+    # A token still has 8 different experts; how evenly a token's work spreads over the groups is what changes.
+    for trace in (grouped, free):
+        assert all(len(set(row.tolist())) == 8 for row in trace.topk_ids.reshape(-1, 8))
+    assert np.mean(touched[0]) < np.mean(touched[1]) - 1
+    assert grouped.metadata["parameters"]["kept_groups"] == 4
+    same = generate(2, 40, 40, 3, 256, 8, expert_groups=8, kept_groups=8, **arguments)
+    assert (same.topk_ids == free.topk_ids).all()
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ({"expert_groups": 8, "kept_groups": 1}, "expert_groups is 8, allowed at most 4"),
+        ({"expert_groups": 3, "kept_groups": 1}, "allowed a divisor of num_experts, 8"),
+        ({"expert_groups": 2, "kept_groups": 3}, "kept_groups"),
+        ({"expert_groups": 4, "kept_groups": 1}, "kept_groups is 1, allowed at least 2"),
+        ({"expert_groups": True}, "expert_groups"),
+        ({"expert_groups": 4, "kept_groups": 2, "layer_profile": [0, 1, 1, 1, 1, 1, 1, 1]}, "never picked"),
+    ],
+)
+def test_groups_that_leave_no_top_k_are_refused(groups: dict[str, Any], words: str) -> None:
+    with pytest.raises(TraceError, match=words):
+        generate(1, 4, 4, 2, 8, 3, **groups)
 
 
 def test_earlier_results_stay() -> None:

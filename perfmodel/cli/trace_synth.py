@@ -44,6 +44,8 @@ def add(commands: Any) -> None:
     one.add_argument(
         "--output", type=int, metavar="N", help=f"decode steps of each (default: as recorded, or {_OUTPUT})"
     )
+    one.add_argument("--expert-groups", type=int, default=1, metavar="N", help="equal groups of experts (default 1)")
+    one.add_argument("--kept-groups", type=int, metavar="N", help="groups that one token picks from (default: all)")
     one.add_argument("--set", metavar="NAME=X[,...]", help="other parameters than those of the profile")
     one.add_argument("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (default 0)")
     add_output(one)
@@ -77,6 +79,8 @@ def _synth(options: argparse.Namespace) -> int:
             plan = _of_counts(options, changes)
         trace = generate(
             plan.sequences, plan.prompt, plan.output, *plan.shape, labels=plan.labels, seed=seed, model=plan.model,
+            expert_groups=options.expert_groups,
+            kept_groups=options.expert_groups if options.kept_groups is None else options.kept_groups,
             **plan.skew._asdict(),
         )  # fmt: skip
     if plan.layer_index is not None:
@@ -102,7 +106,7 @@ def _options_named() -> Iterator[None]:
     options = {
         "num_sequences": "--sequences", "num_layers": "--layers", "num_experts": "--experts", "top_k": "--top-k",
         "prompt and output": "--prompt and --output", "prompt": "--prompt", "output": "--output",
-        "layer_profile": "--profile",
+        "layer_profile": "--profile", "expert_groups": "--expert-groups", "kept_groups": "--kept-groups",
     } | {key: f"--set: {_option(key)}" for key in SETTABLE}  # fmt: skip
     try:
         yield

@@ -72,7 +72,7 @@ class Checkpoint:
         check_regular(self.config)
         self.model = MoEModel.from_config(self.config)
         values: Mapping[str, Any] = json.loads(self.config.read_text(encoding="utf-8-sig"))
-        _check_activation(self.model, values, self.config)
+        _check_experts(self.model, values, self.config)
         self._block = _scale_block(values)
         self.name = _name(values) or self.model.name
         self.shards: dict[str, Shard] = {}
@@ -236,7 +236,15 @@ def _checked_folder(folder: Any) -> Path:
     return path
 
 
-def _check_activation(model: MoEModel, values: Mapping[str, Any], config: Path) -> None:
+def _check_experts(model: MoEModel, values: Mapping[str, Any], config: Path) -> None:
+    """Refuse a network whose experts are not SiLU-gated ones of plain or FP8 weights."""
+    if not model.moe_layers:
+        raise ModelConfigError(
+            f"{one_line(config)}: no layer has experts, so this is a dense model; allowed: a MoE model"
+        )
+    method = (values.get("quantization_config") or {}).get("quant_method", "fp8")
+    if method != "fp8" and model.family != "gpt_oss":
+        raise ModelConfigError(f"{one_line(config)}: key 'quant_method' is {shown(method)}; allowed: 'fp8', or none")
     if model.family == "gpt_oss":
         raise ModelConfigError(
             f"{one_line(config)}: key 'model_type' is 'gpt_oss', whose experts have biases, a clamped activation and"

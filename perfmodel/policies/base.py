@@ -130,6 +130,18 @@ class Plan:
     sequence_bits: NDArray[np.float64] | None = None
 
 
+class Residency(NamedTuple):
+    """What a policy keeps in memory whatever the trace: the same fields as in `Plan`.
+
+    gpu_experts : experts of every layer resident on the GPU. gpu_buffer_bytes : its caches and staging buffers [byte].
+    replica_bits : widths of the quantised copies kept beside the full-precision experts [bit].
+    """
+
+    gpu_experts: float
+    gpu_buffer_bytes: float
+    replica_bits: tuple[float, ...]
+
+
 class PlanInputs(NamedTuple):
     """What a policy may look at. ``system`` serves capacity checks and hardware-dependent rules only."""
 
@@ -142,6 +154,11 @@ class PlanInputs(NamedTuple):
     def max_context(self) -> int:
         """Longest context that any sequence reaches [tokens]."""
         return self.replay.max_context
+
+    @property
+    def most_gpu_experts(self) -> int:
+        """Largest count of experts per layer that fits the GPU, -1 if not even zero does."""
+        return placement.largest_gpu_experts(self.model, self.system.gpu.memory_capacity_bytes, self.max_context)
 
 
 class OptionInfo(NamedTuple):
@@ -205,6 +222,21 @@ class Policy(ABC):
     @abstractmethod
     def plan(self, inputs: PlanInputs) -> Plan:
         """Decide everything for one trace. Raises PolicyError, PlacementError or TraceError."""
+
+    @abstractmethod
+    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+        """What the policy keeps in memory; its plans keep this or, where nothing is ever copied, no staging buffer.
+
+        Parameters
+        ----------
+        most_gpu_experts : largest count of experts per layer that fits the GPU, -1 if not even zero does; policies that
+            choose a count keep below it.
+        losses : loss table of the quantised copies; None for the bundled or assumed one.
+
+        Raises
+        ------
+        PolicyError : an option does not suit the model. TraceError : nor does the loss table.
+        """
 
     @property
     def plan_keys(self) -> tuple[str, ...]:

@@ -23,8 +23,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.bitwidth import LossTable
 from perfmodel.errors import PolicyError
 from perfmodel.kernels.cache import MISS_HIGH, MISS_LOW, mixed_cache
+from perfmodel.model import MoEModel
 from perfmodel.policies.base import (
     EXPERTS,
     ClassTable,
@@ -32,6 +34,7 @@ from perfmodel.policies.base import (
     Plan,
     PlanInputs,
     Policy,
+    Residency,
     WorkClass,
     make_plan,
     option,
@@ -129,8 +132,7 @@ class Hobbit(Policy):
             picks[late & (outcome == code)] = table.number(WorkClass(Executor.FETCH, bits, wasted=True))
         return picks
 
-    def plan(self, inputs: PlanInputs) -> Plan:
-        model, trace = inputs.model, inputs.replay.trace
+    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
         for name in ("cache_high", "cache_low"):
             require(
                 self,
@@ -138,6 +140,15 @@ class Hobbit(Policy):
                 getattr(self, name) <= model.num_experts,
                 f"0 to {model.num_experts} for {model.name}",
             )
+        full = float(model.expert_bits)
+        low = min(self.low_bits, full)
+        low_bytes = model.expert_bytes(low) * self.cache_low * len(model.moe_layers)
+        staging = 0.0 if self.cache_high else model.expert_bytes(full)
+        return Residency(float(self.cache_high), low_bytes + staging, (low,))
+
+    def plan(self, inputs: PlanInputs) -> Plan:
+        model, trace = inputs.model, inputs.replay.trace
+        kept = self.residency(model, inputs.most_gpu_experts)
         full = float(model.expert_bits)
         if self.split == "gates" and trace.topk_weights is None:
             raise PolicyError("policy hobbit: split=gates needs routing weights, and this trace has none")
@@ -155,7 +166,6 @@ class Hobbit(Policy):
         table = ClassTable()
         picks = self._classes(outcome, full, offsets, table)
         low = min(self.low_bits, full)
-        low_bytes = model.expert_bytes(low) * self.cache_low * len(model.moe_layers)
         return make_plan(
             self,
             inputs,
@@ -163,9 +173,7 @@ class Hobbit(Policy):
             picks,
             plan_prefill(inputs, "fetch", table),
             overlap="max",
-            gpu_experts=float(self.cache_high),
-            gpu_buffer_bytes=low_bytes + (0.0 if self.cache_high else model.expert_bytes(full)),
-            replica_bits=(low,),
+            **kept._asdict(),
             notes=self._notes(wanted[assigned], outcome[assigned], low=low, full=full),
         )
 

@@ -20,7 +20,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.bitwidth import LossTable
 from perfmodel.kernels.cache import lru_hits
+from perfmodel.model import MoEModel
 from perfmodel.policies.base import (
     EXPERTS,
     SPLIT_KEYS,
@@ -30,6 +32,7 @@ from perfmodel.policies.base import (
     PlanInputs,
     Policy,
     PrefillMode,
+    Residency,
     Rounding,
     WorkClass,
     make_plan,
@@ -85,10 +88,15 @@ class Monde(Policy):
             return np.zeros_like(copied)
         return np.asarray(lru_hits(ids, copied, offsets, num_experts, self.resident))
 
+    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+        require(self, "resident", self.resident <= model.num_experts, f"0 to {model.num_experts} for {model.name}")
+        copies = self.reading != "all-ndp" and not self.resident
+        return Residency(float(self.resident), model.expert_bytes(float(model.expert_bits)) if copies else 0.0, ())
+
     def plan(self, inputs: PlanInputs) -> Plan:
         need_ndp(self, inputs.system)
         model, trace = inputs.model, inputs.replay.trace
-        require(self, "resident", self.resident <= model.num_experts, f"0 to {model.num_experts} for {model.name}")
+        kept = self.residency(model, inputs.most_gpu_experts)
         full = float(model.expert_bits)
         ids, assigned = inputs.replay.decode_ids, inputs.replay.assigned
         copied = self._copied(inputs, assigned)
@@ -103,7 +111,8 @@ class Monde(Policy):
         if not inputs.replay.all_assigned:
             np.copyto(picks, table.number(WorkClass(Executor.SKIP, full)), where=~assigned)
         prefill = plan_prefill(inputs, self.prefill, table)
-        staging = 0.0 if self.resident or not num_copied else model.expert_bytes(full)
+        if not num_copied:
+            kept = kept._replace(gpu_buffer_bytes=0.0)
         reading = f"reading={self.reading}" + (f", resident={self.resident}" if self.resident else "")
         return make_plan(
             self,
@@ -112,9 +121,7 @@ class Monde(Policy):
             picks,
             prefill,
             overlap="max",
-            gpu_experts=float(self.resident),
-            gpu_buffer_bytes=staging,
-            replica_bits=(),
+            **kept._asdict(),
             notes=(
                 f"MoNDE {reading}: {num_copied / max(1, ids.shape[0] * ids.shape[1]):.3f} picks a layer and token go"
                 f" to the GPU, {1 - num_hits / max(1, num_copied):.3f} of them after a copy; both sides overlap",

@@ -22,6 +22,7 @@ from perfmodel.bitwidth import (
 from perfmodel.bitwidth.budget import increments
 from perfmodel.errors import PolicyError
 from perfmodel.kernels.picks import look_up
+from perfmodel.model import MoEModel
 from perfmodel.placement import Norm
 from perfmodel.policies.base import (
     EXPERTS,
@@ -33,6 +34,7 @@ from perfmodel.policies.base import (
     PlanInputs,
     Policy,
     PrefillMode,
+    Residency,
     WorkClass,
     make_plan,
     need_ndp,
@@ -62,11 +64,10 @@ class Basis(NamedTuple):
 class _Widths(NamedTuple):
     """Stored bits of the near-data experts.
 
-    bits : of every one [S, L, C], or one number for all. menu : widths of which replicas are kept.
+    bits : of every one [S, L, C], or one number for all.
     """
 
     bits: NDArray[Any] | float
-    menu: tuple[int, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -127,11 +128,10 @@ class PlacedExperts(Policy):
             return ()
         return (f"no effect: {', '.join(idle)}, as selector={self.selector} searches nothing",)
 
-    def _count(self, inputs: PlanInputs) -> int:
-        """Experts per layer on the GPU, resolved against the model and the GPU's memory."""
-        model = inputs.model
+    def _count(self, model: MoEModel, most: int) -> int:
+        """Experts per layer on the GPU, resolved against the model and the most that fit the GPU."""
         if self.gpu_experts is None:
-            return placement.default_gpu_experts(model, inputs.system.gpu.memory_capacity_bytes, inputs.max_context)
+            return placement.wanted_gpu_experts(model, most)
         require(
             self,
             "gpu_experts",
@@ -159,20 +159,30 @@ class PlacedExperts(Policy):
             )
         return menu
 
-    def _widths(self, inputs: PlanInputs, basis: Basis, cold: NDArray[np.int64]) -> _Widths:
+    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+        self._check_floor()
+        count = self._count(model, most_gpu_experts)
+        return Residency(count, 0.0, tuple(map(float, self._replicas(model, count, losses))))
+
+    def _replicas(self, model: MoEModel, count: int, losses: LossTable | None) -> tuple[int, ...]:
+        """Widths of which replicas are kept, with so many experts per layer on the GPU."""
+        if self.selector == "full":
+            return ()
+        if self.selector == "uniform" or count == model.num_experts:
+            return tuple(width for width in BITS if width >= self.min_bits)
+        return self._menu(losses_for(losses, model))
+
+    def _widths(self, inputs: PlanInputs, basis: Basis, cold: NDArray[np.int64], menu: tuple[int, ...]) -> _Widths:
         """Stored bits of the cold experts.
 
         cold : int64 [S, L, C], from the most to the least important expert of a layer.
+        menu : widths of which replicas are kept.
         """
-        menu = tuple(width for width in BITS if width >= self.min_bits)
-        if self.selector == "full":
-            return _Widths(float(inputs.model.expert_bits), ())
-        if cold.size == 0:
-            return _Widths(float(inputs.model.expert_bits), menu)
+        if self.selector == "full" or cold.size == 0:
+            return _Widths(float(inputs.model.expert_bits))
         if self.selector == "uniform":
-            return _Widths(float(self.mean_bits), menu)
+            return _Widths(float(self.mean_bits))
         found = losses_for(inputs.losses, inputs.model)
-        menu = self._menu(found)
         table = found.only(menu)
         losses = table.losses[np.arange(cold.shape[1])[:, None], cold]
         how: dict[str, Any] = {
@@ -187,7 +197,7 @@ class PlacedExperts(Policy):
             # In order already, so that a falling number ranks as the importance does.
             rank = np.arange(cold.shape[2], 0, -1, dtype=np.float64)
             bits = select_bitwidths(rank, losses, self.mean_bits, **how)
-        return _Widths(bits, menu, (*table.notes, *_unused(found), *self._spent(bits, menu)))
+        return _Widths(bits, (*table.notes, *_unused(found), *self._spent(bits, menu)))
 
     def _spent(self, bits: NDArray[Any], menu: tuple[int, ...]) -> tuple[str, ...]:
         """What is spent of the budget, where that is not all of it; ``bits`` is [S, L, C]."""
@@ -232,11 +242,11 @@ class PlacedExperts(Policy):
 
     def placed(self, inputs: PlanInputs, basis: Basis, *, known_before: bool) -> Plan:
         need_ndp(self, inputs.system)
-        self._check_floor()
-        count = self._count(inputs)
+        kept = self.residency(inputs.model, inputs.most_gpu_experts, inputs.losses)
+        count = int(kept.gpu_experts)
         values = basis.importance
         order = statistics.ranked_experts(values.values)
-        widths = self._widths(inputs, basis, order[..., count:])
+        widths = self._widths(inputs, basis, order[..., count:], tuple(map(int, kept.replica_bits)))
         full = float(inputs.model.expert_bits)
         table = ClassTable()
         classes = self._classes(order, count, widths.bits, full, table)
@@ -255,9 +265,7 @@ class PlacedExperts(Policy):
             prefill,
             overlap=self.overlap,
             migrated_experts=np.full(len(hot), moved),
-            gpu_experts=count,
-            gpu_buffer_bytes=0.0,
-            replica_bits=tuple(map(float, widths.menu)),
+            **kept._asdict(),
             hot=hot,
             alpha=values.alpha,
             norm=self.norm,

@@ -22,6 +22,7 @@ from perfmodel.routing.synthetic_checks import (
     Profile,
     between,
     check_size,
+    checked_groups,
     each_layer,
     labels_of,
     lengths,
@@ -88,6 +89,8 @@ def generate(
     gate_sharpness: float = 1.0,
     order_noise: PerLayer = 1.0,
     repeats: float = 0.0,
+    expert_groups: int = 1,
+    kept_groups: int = 1,
     seed: int = 0,
     layer_profile: Profile | None = None,
     decode_profile: Profile | None = None,
@@ -118,6 +121,9 @@ def generate(
     repeats : 0 to 1, how often a token has the noise of the one that is 1 to 256 tokens before it, if there is one,
         in all layers: as a word does that comes again. Some tokens then find nearly all of their experts in a cache,
         and others few.
+    expert_groups, kept_groups : equal groups of the experts of a layer, and how many of them one token picks from:
+        those with the largest sums of their two best scores, as DeepSeek-V3's router does (which adds sigmoids, and
+        here logarithms are added). By default one group, which is no limit.
     seed : >= 0; sequence i is the same however many sequences there are
     layer_profile : positive or zero frequencies [L, E] or [E] to use in place of ``alpha``, or such for each label;
         sequences take the labels in turn, unless ``labels`` says which
@@ -162,6 +168,7 @@ def generate(
     gate_sharpness = between("gate_sharpness", gate_sharpness, 1e-3, 1e3)
     repeats = between("repeats", repeats, 0, 1)
     in_order = each_layer("order_noise", order_noise, layers, 0, 1)
+    groups, kept = checked_groups(expert_groups, kept_groups, experts, top_k)
     tokens = prompts + outputs
     # Before anything is drawn:
     check_size(tokens, layers, experts, top_k, next_layer=next_layer > 0, repeats=repeats > 0)
@@ -174,6 +181,8 @@ def generate(
         profiles = {"": _vary(np.random.default_rng(shared), uniform, alpha * experts)}
     else:
         profiles = log_profiles("layer_profile", layer_profile, layers, experts, top_k)
+    if groups > 1 and any(np.isneginf(profile).any() for profile in profiles.values()):
+        raise TraceError("layer_profile has experts that are never picked, which groups of experts may not have")
     of_sequence, names = labels_of(labels, list(profiles), num_sequences)
     changed: dict[str, Floats] | None = None
     if decode_profile is not None:
@@ -210,7 +219,7 @@ def generate(
                 if repeats > 0:
                     earlier = _repeat(streams[3], noise, earlier, repeats)
                 best = np.empty((len(noise), layers, top_k))
-                sticky_top(noise, log_p, sticky, in_order, fading, memory, ids[rows], best)
+                sticky_top(noise, log_p, sticky, in_order, fading, groups, kept, memory, ids[rows], best)
                 weights[rows] = _gates(best, gate_sharpness)
 
     settings: dict[str, Any] = {
@@ -226,6 +235,8 @@ def generate(
         "gate_sharpness": (np.array([gate_sharpness]), 1.0),
         "order_noise": (in_order, 1.0),
         "repeats": (np.array([repeats]), 0.0),
+        "expert_groups": (np.array([groups]), 1),
+        "kept_groups": (np.array([kept]), 1),
     }
     settings |= {key: _said(value) for key, (value, usual) in further.items() if (value != usual).any()}
     how_given = "given, by label" if list(profiles) != [""] else "given"

@@ -140,3 +140,19 @@ def _log_profile(name: str, value: ArrayLike, layers: int, experts: int, top_k: 
     with np.errstate(divide="ignore"):
         log_p: Floats = np.log(table / table.sum(axis=-1, keepdims=True))
     return log_p
+
+
+def checked_groups(groups: object, kept: object, experts: int, top_k: int) -> tuple[int, int]:
+    """Groups of experts and how many of them a token picks from; TraceError where they leave no top k."""
+    count = as_count("expert_groups", groups, 1, experts)
+    if experts % count:
+        raise TraceError(f"expert_groups is {count}, allowed a divisor of num_experts, {experts}")
+    if count > 1 and experts // count < 2:
+        raise TraceError(f"expert_groups is {count}, allowed at most {experts // 2}: a group is judged by its two best")
+    limit = as_count("kept_groups", kept, 1, count)
+    if limit * (experts // count) < top_k:
+        raise TraceError(
+            f"kept_groups is {limit}, allowed at least {-(-top_k // (experts // count))}: "
+            f"{limit} of {count} groups have {limit * (experts // count)} experts, fewer than top_k, {top_k}"
+        )
+    return count, limit

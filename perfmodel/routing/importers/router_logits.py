@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import ModelConfigError, TraceError
-from perfmodel.families import FAMILIES as KNOWN_SHAPES
-from perfmodel.families import ConfigKeys, read_shape
+from perfmodel.families import ConfigKeys, families, read_shape
 from perfmodel.routing.defects import Finding
 from perfmodel.routing.importers.base import (
     Format,
@@ -251,9 +250,9 @@ def _layers(options: ImportOptions, rule: Rule, config: Mapping[str, Any], first
         return said
     layers: Sequence[int] = range(first.layers)
     stated = config.get("num_hidden_layers")
-    if not rule.every_layer and rule.family in KNOWN_SHAPES:
+    if not rule.every_layer and rule.family in families():
         try:
-            layers = read_shape(ConfigKeys(config, "config.json")).moe_layers
+            layers = read_shape(ConfigKeys(config, "config.json")).shape.moe_layers
         except ModelConfigError as error:
             raise TraceError(f"{first.where}: which layers have experts? {error}; --layers says it") from None
     elif not rule.every_layer and stated != first.layers:

@@ -97,7 +97,7 @@ class _Settings:
     def top_k(self) -> int:
         if self.given_top_k is None and not self.values:
             raise TraceError(f"{self.where}: nothing says how many experts a token picks; --top-k or --config says it")
-        stated = self.config.size("num_experts_per_tok", "experts_per_token") if self.values else self.given_top_k
+        stated = self.config.size("top_k") if self.values else self.given_top_k
         if stated is None or self.given_top_k not in (None, stated):
             raise TraceError(f"{self.where}: top_k is {self.given_top_k}, but the config says {stated}")
         if stated > self.experts:
@@ -108,7 +108,7 @@ class _Settings:
         """A switch; without a config there is nothing to read it from."""
         if not self.values:
             raise self.config.error(key, "true or false")
-        return self.config.flag(key)
+        return self.config.flag(key) if self.config.has(key) else False
 
     def number(self, key: str) -> float:
         value = self.values.get(key)

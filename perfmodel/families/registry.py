@@ -1,0 +1,119 @@
+"""The families that are known: a declaration of keys and a reader each, by ``model_type``."""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from perfmodel.families.keys import ConfigKeys, Declared, one_line
+from perfmodel.families.network import Shape
+
+
+@dataclass(frozen=True)
+class Family:
+    """One ``model_type``.
+
+    declared : its required and optional keys. read : from the keys to the shape.
+    """
+
+    declared: Declared
+    read: Callable[[ConfigKeys], Shape]
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A ``model_type`` whose language model is described in an object inside.
+
+    inside : the key of that object. family : the ``model_type`` of its reader where the object names none.
+    """
+
+    inside: str
+    family: str | None = None
+
+
+def families() -> Mapping[str, Family | Wrapper]:
+    """Every supported ``model_type``."""
+    from perfmodel.families import deepseek, llama, mixtral, olmo, openai, qwen
+
+    found: dict[str, Family | Wrapper] = {}
+    for module in (deepseek, llama, mixtral, olmo, openai, qwen):
+        for name, one in module.FAMILIES.items():
+            assert name not in found, name
+            found[name] = one
+    return found
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A config as it was understood.
+
+    family : the ``model_type`` whose reader was used. shape : what it says. defaults : the defaults taken, a text each.
+    """
+
+    family: str
+    shape: Shape
+    defaults: tuple[str, ...]
+
+
+#: What may stand beside the object of the language model, and holds for it where it says nothing itself.
+_SHARED_KEYS = ("tie_word_embeddings", "dtype", "torch_dtype", "quantization_config")
+
+
+def language_model(config: ConfigKeys) -> tuple[str, ConfigKeys]:
+    """The ``model_type`` of the reader and the keys of the language model, which may stand in an object inside.
+
+    Raises
+    ------
+    ModelConfigError : the family is unknown, or the two levels disagree.
+    """
+    known = families()
+    name = config.values.get("model_type")
+    allowed = f"one of {', '.join(known)}"
+    if not isinstance(name, str) or name not in known:
+        close = difflib.get_close_matches(name[:80], known, n=2) if isinstance(name, str) else []
+        hint = f"{' or '.join(map(repr, close))} (close by name; nothing is guessed), or " if close else ""
+        raise config.error("model_type", hint + allowed)
+    entry = known[name]
+    if isinstance(entry, Family):
+        return name, config
+    inner = config.table(entry.inside, "an object, the config of the language model")
+    values = dict(inner.values)
+    for key in _SHARED_KEYS:
+        outer = config.values.get(key)
+        if outer is None:
+            continue
+        if values.get(key) is None:
+            values[key] = outer
+        elif values[key] != outer and key != "quantization_config":
+            raise inner.error(key, f"{one_line(outer)}, as the same key outside says")
+    if values.get("model_type") is None and entry.family is not None:
+        values["model_type"] = entry.family
+    inside = values.get("model_type")
+    if not isinstance(inside, str) or not isinstance(known.get(inside), Family):
+        raise inner.error("model_type", f"one of {', '.join(key for key in known if isinstance(known[key], Family))}")
+    return inside, ConfigKeys(values, inner.where)
+
+
+def read_shape(config: ConfigKeys) -> Reading:
+    """The shape that a config describes, by the reader of its ``model_type``.
+
+    Raises
+    ------
+    ModelConfigError : the family is unknown, a key is missing or impossible, or one speaks of experts and is not
+        understood.
+    """
+    name, inner = language_model(config)
+    family = families()[name]
+    assert isinstance(family, Family)
+    keys = ConfigKeys(inner.values, inner.where, family.declared)
+    keys.check_declared()
+    shape = family.read(keys)
+    keys.check_understood(name)
+    beside = tuple(f"{key.removesuffix('_config')} left out ({key})" for key in config.values if _is_tower(config, key))
+    return Reading(name, dataclasses.replace(shape, left_out=(*shape.left_out, *beside)), tuple(keys.defaults.values()))
+
+
+def _is_tower(config: ConfigKeys, key: str) -> bool:
+    """Whether a key describes an encoder of something other than text, whose parameters are not counted."""
+    towers = ("vision_config", "audio_config", "projector_config", "speech_config", "vision_model_config")
+    return key in towers and isinstance(config.values[key], Mapping)

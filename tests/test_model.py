@@ -284,7 +284,8 @@ def test_windows() -> None:
     # Qwen keeps the keys of a window in configs that do not use it.
     idle = QWEN | {"sliding_window": 4096, "max_window_layers": 28, "use_sliding_window": False}
     assert windows(MoEModel.from_config(idle)) == [None]
-    used = MoEModel.from_config(idle | {"use_sliding_window": True})
+    kinds = ["full_attention"] * 28 + ["sliding_attention"] * 20
+    used = MoEModel.from_config(idle | {"use_sliding_window": True, "layer_types": kinds})
     assert windows(used) == [None, 4096]
     assert [kind.layers for kind in used.attention] == [tuple(range(28)), tuple(range(28, 48))]
     all_full = MoEModel.from_config(GPT_OSS | {"layer_types": ["full_attention"] * 24, "sliding_window": None})
@@ -547,7 +548,7 @@ def test_wrong_values(config: dict[str, Any], junk: Any) -> None:
         (QWEN, {"mlp_only_layers": [True]}, ["mlp_only_layers", "True"]),
         (QWEN, {"mlp_only_layers": 3}, ["mlp_only_layers", "is 3", "a list"]),
         (QWEN, {"mlp_only_layers": [0], "intermediate_size": None}, ["intermediate_size", "None"]),
-        (QWEN, {"use_sliding_window": True, "sliding_window": 9}, ["max_window_layers", "missing"]),
+        (QWEN, {"use_sliding_window": True, "sliding_window": 9}, ["layer_types", "missing"]),
         (DEEPSEEK, {"first_k_dense_replace": 61}, ["no layer has experts", "first_k_dense_replace 61"]),
         (DEEPSEEK, {"n_routed_experts": None}, ["n_routed_experts", "None"]),
         (GPT_OSS, {"layer_types": ["full_attention"]}, ["layer_types", "24 entries"]),

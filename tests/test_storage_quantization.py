@@ -415,6 +415,9 @@ def test_matrices_that_are_no_linear_maps_stay() -> None:
         ({"quant_algo": "NVFP4", "group_size": 20}, "group_size"),
         ({"quant_algo": "NVFP4", "config_groups": {"g": {"weights": {"num_bits": 8}}}}, "num_bits"),
         ({"quant_algo": "NVFP4", "quantized_layers": {"lm_head": {"quant_algo": "FP8"}}}, "MIXED_PRECISION"),
+        ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"lm_head": "FP8"}}, "'lm_head' is 'FP8'"),
+        ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"lm_head": {"quant_algo": []}}}, "'lm_head' is"),
+        ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {4: {"quant_algo": "FP8"}}}, "4 is"),
         (
             {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"model.layer.0": {"quant_algo": "FP8"}}},
             "nowhere in this network",

@@ -117,7 +117,9 @@ def windows_of(config: ConfigKeys, num_layers: int, *, switched: bool = False) -
         slides = [kind == SLIDING for kind in config.kinds("layer_types", num_layers, FULL, SLIDING)]
         window = config.size("sliding_window") if any(slides) else None
         return [window if slide else None for slide in slides]
-    if not config.has("sliding_window"):
+    if not switched and not config.has("sliding_window"):
+        if "sliding_window" not in config.values:
+            config.take("sliding_window", "none")
         return [None] * num_layers
     window = config.size("sliding_window")
     first = config.size("max_window_layers", least=0) if switched else 0

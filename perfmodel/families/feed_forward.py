@@ -8,12 +8,20 @@ from perfmodel.families.keys import ConfigKeys, one_line
 from perfmodel.families.network import Attention, Experts, FeedForward, Shape, Tensor, Tensors
 
 
-def gated(prefix: str, hidden: int, width: int, *, bias: bool = False) -> Tensors:
+def gated(
+    prefix: str,
+    hidden: int,
+    width: int,
+    *,
+    bias: bool = False,
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> Tensors:
     """A gated network: gate and up projections, and down."""
+    gate, up, down = names
     return (
-        *linear(f"{prefix}.gate_proj", hidden, width, bias=bias),
-        *linear(f"{prefix}.up_proj", hidden, width, bias=bias),
-        *linear(f"{prefix}.down_proj", width, hidden, bias=bias),
+        *linear(f"{prefix}.{gate}", hidden, width, bias=bias),
+        *linear(f"{prefix}.{up}", hidden, width, bias=bias),
+        *linear(f"{prefix}.{down}", width, hidden, bias=bias),
     )
 
 
@@ -107,20 +115,39 @@ def decoder(
     tied: bool,
     final_norm_params: int | None = None,
     head_bias: bool = False,
+    num_layers: int | None = None,
     embedding_name: str = "model.embed_tokens",
+    head_name: str = "lm_head",
     left_out: tuple[str, ...] = (),
 ) -> Shape:
-    """A decoder: one embedding table, the layers, a last norm and a head. ``tied`` is the default of the flag."""
+    """A decoder: one embedding table, the layers, a last norm and a head. ``tied`` is the default of the flag.
+
+    ``num_layers`` is for configs that count their layers otherwise than by ``num_hidden_layers``.
+    """
     hidden, vocab = config.size("hidden_size"), config.size("vocab_size")
     return Shape(
         hidden_size=hidden,
-        num_layers=config.size("num_hidden_layers"),
+        num_layers=config.size("num_hidden_layers") if num_layers is None else num_layers,
         attention=attention,
         feed_forward=feed_forward,
         vocab_size=vocab,
         embedding=(Tensor(embedding_name, (vocab, hidden)),),
-        head=linear("lm_head", hidden, vocab, bias=head_bias),
+        head=linear(head_name, hidden, vocab, bias=head_bias),
         final_norm_params=hidden if final_norm_params is None else final_norm_params,
         tied_embeddings=config.flag("tie_word_embeddings", default=tied),
         left_out=left_out,
+    )
+
+
+#: Keys that count layers for multi-token prediction, which publishers leave out of their totals.
+_PREDICTION = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "mtp_num_layers")
+
+
+def prediction_layers(config: ConfigKeys) -> tuple[str, ...]:
+    """A sentence for each key that counts layers for multi-token prediction, which are not part of the network."""
+    counts = [(key, config.size(key, least=0)) for key in _PREDICTION if config.has(key)]
+    return tuple(
+        f"{count} layer{'s' if count > 1 else ''} for multi-token prediction left out ({key})"
+        for key, count in counts
+        if count
     )

@@ -8,15 +8,27 @@ from perfmodel.errors import ModelConfigError
 from perfmodel.families.aliases import HARMLESS, spellings
 
 # Far above any published model, yet low enough that no product overflows a float and no tuple is huge.
-_LARGEST = {"num_hidden_layers": 10_000, "vocab_size": 10**8, "num_experts": 65_534, "top_k": 65_534}
+_MOST_LAYERS = 10_000
+_LARGEST = {
+    "num_hidden_layers": _MOST_LAYERS,
+    "num_layers": _MOST_LAYERS,
+    "num_decoder_layers": _MOST_LAYERS,
+    "encoder_layers": _MOST_LAYERS,
+    "decoder_layers": _MOST_LAYERS,
+    "vocab_size": 10**8,
+    "num_experts": 65_534,
+    "top_k": 65_534,
+}
 _LARGEST_SIZE = 10**7
 _DEEPEST = 8  # levels of objects in objects that are searched for keys; real configs have three
 
 _LOOKS_LIKE_MOE = re.compile(
     r"expert|moe|rout(er|ed|ing)|(^|_)n_group$|topk_group|mlp_only_layers|sparse_step|first_k_dense", re.IGNORECASE
 )
-#: Parts of a config that say nothing about the language model.
-_ELSEWHERE = re.compile(r"vision|audio|speech|image|video|quantization_config|compression_config", re.IGNORECASE)
+#: Parts of a config that say nothing about the shape of the language model; some say how it is stored.
+_ELSEWHERE = re.compile(
+    r"vision|audio|speech|image|video|quantization_config|compression_config|expert_dtype", re.IGNORECASE
+)
 
 
 def one_line(value: object, limit: int = 60) -> str:
@@ -105,7 +117,7 @@ class ConfigKeys:
         """Note that a default was taken for a field; the family must have declared it."""
         assert self.declared is not None, field
         rule = self.declared.optional[field]
-        said = str(value).lower() if isinstance(value, bool) else str(value)
+        said = _as_json(value)
         self.defaults[field] = f"{self.key(field)} = {said}" + (f" ({rule})" if rule != said else "")
 
     def size(self, field: str, *, least: int = 1, default: int | None = None) -> int:
@@ -164,6 +176,13 @@ class ConfigKeys:
                 raise self.error(key, f"{str(values[0]).lower()}, as another spelling of the same key says")
         return bool(values[0])
 
+    def only(self, field: str, *values: object) -> None:
+        """Refuse a value other than those given, because a reader cannot count it; absent and null are allowed."""
+        for key in self._found(field):
+            value = self.values[key]
+            if not any(type(value) is type(one) and value == one for one in values):
+                raise self.error(key, ", ".join([*map(_as_json, values), "null"]) + ", or no such key")
+
     def choice(self, field: str, *choices: str) -> str:
         """One of the texts given."""
         found = self._found(field)
@@ -220,6 +239,11 @@ class ConfigKeys:
                 ConfigKeys(value, f"{self.where}: {one_line(name)}").check_understood(family, depth + 1)
         for table in self.tables:
             table.check_understood(family)
+
+
+def _as_json(value: object, limit: int = 60) -> str:
+    text = str(value).lower() if isinstance(value, bool | list) else str(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _is_off(value: object) -> bool:

@@ -17,7 +17,11 @@ _REQUIRED = (
 )
 
 
-def _experts(hidden: int, width: int) -> Tensors:
+#: Name of the router.
+ROUTER = "block_sparse_moe.gate"
+
+
+def expert_tensors(hidden: int, width: int) -> Tensors:
     """Matrices of an expert as Mixtral's checkpoints name them: gate, up, down."""
     at = "block_sparse_moe.experts"
     return (
@@ -41,8 +45,8 @@ def _mixtral(config: ConfigKeys) -> Shape:
             num_layers,
             tuple(range(num_layers)),
             norm_params=hidden,
-            experts=Experts(count=count, top_k=top_k, size=width, tensors=_experts(hidden, width)),
-            router=linear("block_sparse_moe.gate", hidden, count),
+            experts=Experts(count=count, top_k=top_k, size=width, tensors=expert_tensors(hidden, width)),
+            router=linear(ROUTER, hidden, count),
         ),
         tied=False,
     )

@@ -2,8 +2,11 @@
 
 import dataclasses
 import difflib
+import functools
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from perfmodel.families.keys import ConfigKeys, Declared, one_line
 from perfmodel.families.network import Shape
@@ -31,16 +34,50 @@ class Wrapper:
     family: str | None = None
 
 
+#: The modules with a mapping ``FAMILIES``, one a publisher or architecture.
+_MODULES = (
+    "ai21",
+    "baidu",
+    "databricks",
+    "decilm",
+    "deepseek",
+    "deepseek_v4",
+    "encoder_decoder",
+    "gemma",
+    "ibm",
+    "inclusion",
+    "lg",
+    "llama",
+    "llama4",
+    "microsoft",
+    "minimax",
+    "mixtral",
+    "moonshot",
+    "nvidia",
+    "olmo",
+    "openai",
+    "qwen",
+    "qwen_next",
+    "rednote",
+    "snowflake",
+    "sparse",
+    "stepfun",
+    "tencent",
+    "xai",
+    "xiaomi",
+    "zhipu",
+)
+
+
+@functools.cache
 def families() -> Mapping[str, Family | Wrapper]:
     """Every supported ``model_type``."""
-    from perfmodel.families import deepseek, llama, mixtral, olmo, openai, qwen
-
     found: dict[str, Family | Wrapper] = {}
-    for module in (deepseek, llama, mixtral, olmo, openai, qwen):
-        for name, one in module.FAMILIES.items():
-            assert name not in found, name
-            found[name] = one
-    return found
+    for name in _MODULES:
+        module = importlib.import_module(f"perfmodel.families.{name}")
+        assert not found.keys() & module.FAMILIES.keys(), name
+        found |= module.FAMILIES
+    return MappingProxyType(found)
 
 
 @dataclass(frozen=True)

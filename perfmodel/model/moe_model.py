@@ -332,3 +332,30 @@ class MoEModel(Shape):
             ),
             **{one.name: getattr(reading.shape, one.name) for one in dataclasses.fields(Shape)},
         )
+
+    @classmethod
+    def from_gguf(cls, path: str | os.PathLike[str], *, name: str | None = None) -> "MoEModel":
+        """Read a GGUF file: sizes and stored bits are those of its tensors, and ``weight_bytes`` is exact.
+
+        Needs the extra ``perfmodel[gguf]``. The tensors' numbers are not read.
+
+        Parameters
+        ----------
+        path : a ``.gguf`` file, or any part ``NAME-00001-of-00002.gguf`` of a split one; all parts must lie beside it.
+        name : name of the model; by default the file's name.
+
+        Raises
+        ------
+        ModelConfigError : a file is missing or damaged, the architecture is unknown, a tensor is not understood, or
+            tensors and values contradict each other. One line that names file and key or tensor.
+        """
+        from perfmodel.model.gguf import read_model
+
+        reading = read_model(path)
+        return cls(
+            name=name or reading.name,
+            family=reading.family,
+            storage=reading.storage,
+            assumptions=reading.notes,
+            **{one.name: getattr(reading.shape, one.name) for one in dataclasses.fields(Shape)},
+        )

@@ -69,26 +69,24 @@ def _scheme(table: ConfigKeys) -> Scheme:
 def quantized_layers(table: ConfigKeys) -> tuple[tuple[Patterns, Scheme], ...]:
     """The schemes of the modules listed in ``quantized_layers``, one entry for each scheme."""
     allowed = "an object that gives the quant_algo of each module"
-    listed = inner(table, "quantized_layers")
-    if listed is None or not listed.values:
+    listed = table.values.get("quantized_layers")
+    if not isinstance(listed, Mapping) or not listed:
         raise table.error("quantized_layers", allowed)
-    alike: dict[tuple[tuple[str, object], ...], list[str]] = {}
-    for name, given in listed.values.items():
-        try:
-            items = tuple(given.items()) if isinstance(name, str) and isinstance(given, Mapping) else None
-            alike.setdefault(items, []).append(name)  # type: ignore[arg-type]
-        except TypeError:  # a list inside
-            items = None
-        if items is None:
-            raise ModelConfigError(f"{listed.where}: {one_line(name)} is {one_line(given)}; allowed: {allowed}")
+    where = f"{table.where}: quantized_layers"
+    listing: dict[tuple[object, ...], list[str]] = {}  # a list has thousands of entries and few that differ
+    for name, given in listed.items():
+        entries = tuple(given.values()) if isinstance(given, Mapping) else (given,)
+        plain = all(isinstance(entry, str | int | None) for entry in entries)
+        if not (isinstance(name, str) and isinstance(given, Mapping) and plain):
+            raise ModelConfigError(f"{where}: {one_line(name)} is {one_line(given)}; allowed: {allowed}")
+        listing.setdefault((*given, *entries), []).append(name)
     schemes: dict[Scheme, list[str]] = {}
-    for items, modules in alike.items():
-        one = ConfigKeys(dict(items), f"{listed.where}: {one_line(modules[0])}")
+    for modules in listing.values():
+        one = ConfigKeys(listed[modules[0]], f"{where}: {one_line(modules[0])}")
         check_known(
             one, "modelopt: quantized_layers", ("quant_algo", "group_size", "has_zero_point", "pre_quant_scale")
         )
         schemes.setdefault(_scheme(one), []).extend(modules)
-    where = f"{table.where}: quantized_layers"
     return tuple((Patterns(modules, where), scheme) for scheme, modules in schemes.items())
 
 

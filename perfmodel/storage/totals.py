@@ -1,5 +1,6 @@
 """Every tensor of a network with its class, and parameters and bytes by class."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -62,4 +63,10 @@ def class_params(shape: Shape) -> dict[str, int]:
 def class_bytes(shape: Shape, storage: Storage) -> dict[str, float]:
     """Memory of the weights by class of tensor [byte], ``parameters * bits / 8``."""
     formats = storage.by_class()
-    return {name: params * formats[name].bits / 8 for name, params in class_params(shape).items()}
+    return {name: _whole(params * formats[name].bits / 8) for name, params in class_params(shape).items()}
+
+
+def _whole(size: float) -> float:
+    """A number of bytes without the error of rounding the mean bits of a mix, so that files are added up exactly."""
+    near = float(round(size))
+    return near if math.isclose(size, near, rel_tol=2**-50) else size

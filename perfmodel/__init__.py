@@ -14,6 +14,7 @@ if _typing.TYPE_CHECKING:
     from perfmodel.evaluation import Evaluation
     from perfmodel.hardware import System, load_spec, load_system
     from perfmodel.losses import build_losses
+    from perfmodel.memory import MemoryReport, Parallel, distinct_experts, memory_report
     from perfmodel.model import MoEModel
     from perfmodel.policies import POLICIES, Policy, parse_policy
     from perfmodel.record import record_trace
@@ -21,6 +22,7 @@ if _typing.TYPE_CHECKING:
     from perfmodel.routing.statistics import survey
     from perfmodel.run import Run, evaluate, plan_run
     from perfmodel.scenario import Scenario
+    from perfmodel.storage import Storage
     from perfmodel.sweeps.api import run_sweep, sweep
     from perfmodel.sweeps.dataset import open_dataset
 
@@ -29,22 +31,27 @@ _HOMES = {
     "Evaluation": "evaluation",
     "FrequencyProfile": "routing",
     "LossTable": "bitwidth",
+    "MemoryReport": "memory",
     "MoEModel": "model",
     "POLICIES": "policies",
+    "Parallel": "memory",
     "PerfModelError": "errors",
     "Policy": "policies",
     "RoutingTrace": "routing",
     "Run": "run",
     "Scenario": "scenario",
+    "Storage": "storage",
     "System": "hardware",
     "Tuning": "answers",
     "best": "answers",
     "bitwidth_front": "bitwidth",
     "break_even": "answers",
     "build_losses": "losses",
+    "distinct_experts": "memory",
     "evaluate": "run",
     "load_spec": "hardware",
     "load_system": "hardware",
+    "memory_report": "memory",
     "open_dataset": "sweeps.dataset",
     "open_trace": "routing",
     "optimal_bitwidths": "bitwidth",
@@ -68,21 +75,26 @@ __all__ = [
     "Evaluation",
     "FrequencyProfile",
     "LossTable",
+    "MemoryReport",
     "MoEModel",
+    "Parallel",
     "PerfModelError",
     "Policy",
     "RoutingTrace",
     "Run",
     "Scenario",
+    "Storage",
     "System",
     "Tuning",
     "best",
     "bitwidth_front",
     "break_even",
     "build_losses",
+    "distinct_experts",
     "evaluate",
     "load_spec",
     "load_system",
+    "memory_report",
     "open_dataset",
     "open_trace",
     "optimal_bitwidths",

@@ -54,6 +54,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Callable[
     }
     drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "seed": 0, "ignore_eos": False, "dtype": "float32"}
     recorded = {"max_new_tokens": 1, **drawn, "device": "cpu", "name": None, "keep_text": False, "report": None}
+    kept = {"policy": "monde", "context": 10, "batch": 1, "kv_bits": 8, "kv_layout": "capped", "mla_cache": "expanded"}
     limits = {"target_tpot_ms": 20.0, "max_loss": None, "max_noise": None}
     return {
         "best": (perfmodel.best, {"dataset": dataset, **metric, "constraint": None}),
@@ -102,12 +103,23 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Callable[
         "FrequencyProfile": (perfmodel.FrequencyProfile.load, {"path": "gone.npz"}),
         "open_trace": (perfmodel.open_trace, {"source": NAMES["trace"], "report": None}),
         "survey": (perfmodel.survey, {"source": NAMES["trace"], **counted}),
+        "distinct_experts": (perfmodel.distinct_experts, {"experts": 8, "top_k": 2, "tokens": 3, "ranks": 1}),
+        "memory_report": (
+            perfmodel.memory_report,
+            {
+                "model": perfmodel.MoEModel.from_config(NAMES["model"]),
+                "system": perfmodel.load_system(NAMES["system"]),
+                **kept,
+            },
+        ),
+        "Parallel": (perfmodel.Parallel, {"expert": 1, "tensor": 1, "pipeline": 1, "expert_tensor": 1}),
         "record_trace": (perfmodel.record_trace, {"model": made.folder, "prompts": ["a"], **recorded}),
     }
 
 
 def test_every_public_function_is_among_them(calls: dict[str, Any]) -> None:
-    types = {"BitwidthFront", "Evaluation", "POLICIES", "PerfModelError", "Policy", "Run", "System", "Tuning"}
+    types = {"BitwidthFront", "Evaluation", "MemoryReport", "POLICIES", "PerfModelError", "Policy", "Run", "Storage"}
+    types |= {"System", "Tuning"}
     assert set(perfmodel.__all__) - types <= set(calls)
 
 
@@ -118,7 +130,7 @@ def test_every_public_function_is_among_them(calls: dict[str, Any]) -> None:
         "load_system", "open_dataset", "parse_policy", "select_bitwidths", "sweep", "run_sweep", "Scenario",
         "Scenario.axis", "Scenario.check", "Scenario.run", "Scenario.prices", "Request", "MoEModel", "RoutingTrace",
         "LossTable", "optimal_bitwidths", "bitwidth_front", "build_losses", "tune",
-        "FrequencyProfile", "open_trace", "survey", "record_trace",
+        "FrequencyProfile", "open_trace", "survey", "record_trace", "memory_report", "Parallel", "distinct_experts",
     ],
 )  # fmt: skip
 def test_wrong_kinds_are_refused_in_one_line(

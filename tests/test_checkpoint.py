@@ -205,7 +205,10 @@ def test_8_bit_floats_without_blocks_or_scales_are_refused(tmp_path: Path) -> No
         ({"hidden_act": None}, ("hidden_act", "None", "'silu'")),
         ({"hidden_size": 0}, ("hidden_size", "0")),
         ({"quantization_config": {"quant_method": "aqlm"}}, ("quant_method", "aqlm")),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}, ("quant_method", "awq", "fp8")),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}},
+            ("quant_method", "awq", "fp8"),
+        ),
         ({"num_local_experts": None}, ("num_local_experts",)),
     ],
 )

@@ -467,7 +467,7 @@ def test_bad_configs(tmp_path: Path) -> None:
         check_refusal(run("model", action, broken, *system), "broken.json: not valid JSON")
         check_refusal(run("model", action, "a\0b", *system))
         unknown = saved(tmp_path, MIXTRAL | {"model_type": "mixtrall"})
-        check_refusal(run("model", action, unknown, *system), "'model_type' is 'mixtrall'", "'mixtral'")
+        check_refusal(run("model", action, unknown, *system), "'model_type' is 'mixtrall'", "close by name")
         lacking = saved(tmp_path, {key: value for key, value in MIXTRAL.items() if key != "hidden_size"})
         check_refusal(run("model", action, lacking, *system), "key 'hidden_size' is missing")
         check_refusal(run("model", action, empty, *system), "empty.gguf")

@@ -109,6 +109,7 @@ def _attention(kind: Attention) -> dict[str, Any]:
                 "window_tokens": cache.window,
                 "tokens_per_entry": cache.tokens_per_entry,
                 "read_entries": cache.read_entries,
+                "borrowed": cache.borrowed,
             }
             for cache in kind.caches
         ],

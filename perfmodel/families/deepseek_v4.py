@@ -120,7 +120,8 @@ def _deepseek_v4(config: ConfigKeys) -> Shape:
     shared = config.size("shared_experts", least=0) if config.has("shared_experts") else 0
     config.only("attention_bias", False)
     config.only("mlp_bias", False)
-    config.has("expert_dtype")  # how the experts are stored, which goes with the quantization_config
+    if not config.has("expert_dtype"):  # how the experts are stored, which goes with the quantization_config
+        config.take("expert_dtype", "none")
     hashed = config.size("num_hash_layers", least=0)
     if hashed > num_layers:
         raise config.error("num_hash_layers", f"at most the number of layers, {num_layers}")
@@ -186,7 +187,7 @@ _DECLARED = Declared(
         "vocab_size",
     ),
     nullable=("shared_experts",),
-    optional={"tie_word_embeddings": "false"},
+    optional={"tie_word_embeddings": "false", "expert_dtype": "none: as the quantization_config says"},
 )
 
 FAMILIES = {

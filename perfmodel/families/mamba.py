@@ -34,7 +34,7 @@ def mamba_1(
         Tensor(f"{prefix}.b_layernorm", (state,)),
         Tensor(f"{prefix}.c_layernorm", (state,)),
         *linear(f"{prefix}.dt_proj", rank, width, bias=True),
-        Tensor(f"{prefix}.A_log", (width, state)),
+        Tensor(f"{prefix}.A_log", (width * state,)),  # a table, and no linear map
         Tensor(f"{prefix}.D", (width,)),
         *linear(f"{prefix}.out_proj", width, hidden, bias=bias),
     )

@@ -54,6 +54,7 @@ class Cache:
     heads : key-value heads that an entry consists of, which tensor parallelism divides among GPUs; 1 for what all query
         heads share, such as a latent.
     expanded_heads : the same of ``expanded_elements``.
+    borrowed : whether it is the cache of a layer before, which is read here and kept there.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Cache:
     expanded_elements: int | None = None
     heads: int = 1
     expanded_heads: int = 1
+    borrowed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

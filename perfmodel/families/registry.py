@@ -105,11 +105,12 @@ def language_model(config: ConfigKeys) -> tuple[str, ConfigKeys]:
     """
     known = families()
     name = config.values.get("model_type")
-    allowed = f"one of {', '.join(known)}"
     if not isinstance(name, str) or name not in known:
-        close = difflib.get_close_matches(name[:80], known, n=2) if isinstance(name, str) else []
-        hint = f"{' or '.join(map(repr, close))} (close by name; nothing is guessed), or " if close else ""
-        raise config.error("model_type", hint + allowed)
+        close = difflib.get_close_matches(name[:80], known, n=3) if isinstance(name, str) else []
+        hint = f"; close by name, and nothing is guessed: {', '.join(close)}" if close else ""
+        raise config.error(
+            "model_type", f"one of the {len(known)} that 'perfmodel model families' lists, such as mixtral{hint}"
+        )
     entry = known[name]
     if isinstance(entry, Family):
         return name, config
@@ -127,7 +128,7 @@ def language_model(config: ConfigKeys) -> tuple[str, ConfigKeys]:
         values["model_type"] = entry.family
     inside = values.get("model_type")
     if not isinstance(inside, str) or not isinstance(known.get(inside), Family):
-        raise inner.error("model_type", f"one of {', '.join(key for key in known if isinstance(known[key], Family))}")
+        raise inner.error("model_type", "one of those that 'perfmodel model families' lists")
     return inside, ConfigKeys(values, inner.where)
 
 

@@ -33,7 +33,7 @@ def _attention(config: ConfigKeys, num_layers: int) -> tuple[Attention, ...]:
         name="sharing",
         layers=tuple(layer for layer in range(num_layers) if layer % share),
         tensors=tuple(one for one in tensors if not one.name.startswith(("self_attn.k_proj", "self_attn.v_proj"))),
-        caches=(),
+        caches=tuple(dataclasses.replace(cache, borrowed=True) for cache in own.caches),
     )
     return (own, sharing) if sharing.layers else (own,)
 

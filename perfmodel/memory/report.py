@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Unpack
 
 from perfmodel.errors import PlacementError
@@ -119,7 +120,9 @@ def _shortage(device: Device) -> str:
     )
 
 
-def memory_report(model: MoEModel, system: System, **options: Unpack[Options]) -> MemoryReport:
+def memory_report(
+    model: MoEModel | str | Path, system: System | str | Path, **options: Unpack[Options]
+) -> MemoryReport:
     """The memory that a model needs on a system, by device and by use, without any trace.
 
     Weights count with all parameters at their stored bits, never with the active ones. The GPU also holds the cache of
@@ -141,8 +144,8 @@ def memory_report(model: MoEModel, system: System, **options: Unpack[Options]) -
     kept = sums.kept(request.context, request.batch)
     devices = sums.devices(request.context, request.batch, kept)
     return MemoryReport(
-        model=model.name,
-        system=system.name,
+        model=request.model.name,
+        system=request.system.name,
         policy=None if request.policy is None else request.policy.spec,
         context=request.context,
         batch=request.batch,

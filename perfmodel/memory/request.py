@@ -1,12 +1,13 @@
 """What is asked of a memory report, checked."""
 
 import dataclasses
+import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from perfmodel.errors import ModelConfigError, PolicyError
 from perfmodel.families import one_line
-from perfmodel.hardware import System
+from perfmodel.hardware import System, load_system
 from perfmodel.memory.activations import ACTIVATION_TOKENS, RESERVE_BYTES
 from perfmodel.memory.parallel import Parallel
 from perfmodel.model import MoEModel
@@ -122,14 +123,29 @@ def _unpacked(model: MoEModel, supports: object) -> MoEModel:
     raise ModelConfigError(f"memory: kernel_supports is {one_line(supports)}; allowed: names of formats")
 
 
-def checked(model: MoEModel, system: System, options: Options) -> Request:
-    """The request with its defaults.
+def _named(model: object, system: object) -> tuple[MoEModel, System]:
+    """Model and system, which may be given by name or path."""
+    network = MoEModel.from_config(model) if isinstance(model, str | os.PathLike) else model
+    machine = load_system(system) if isinstance(system, str | os.PathLike) else system
+    for name, value, kind in (("model", network, MoEModel), ("system", machine, System)):
+        if not isinstance(value, kind):
+            raise ModelConfigError(
+                f"memory: {name} is {one_line(value)}; allowed: a name, a path, or the object itself"
+            )
+    assert isinstance(network, MoEModel)
+    assert isinstance(machine, System)
+    return network, machine
+
+
+def checked(given_model: object, given_system: object, options: Options) -> Request:
+    """The request with its defaults; model and system may be given by name or path.
 
     Raises
     ------
     ModelConfigError : an option is not such a value. PolicyError : the policy is unknown, has a bad option, or cannot
         run on this system. PlacementError : the parallel degrees do not suit the model.
     """
+    model, system = _named(given_model, given_system)
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown:
         raise ModelConfigError(

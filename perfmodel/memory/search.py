@@ -4,6 +4,7 @@ Memory never falls as one of these grows, so the answer is where it crosses the 
 fits, and the number above it was tried and does not; sums and capacities are those of `memory_report`.
 """
 
+from pathlib import Path
 from typing import NamedTuple, Unpack
 
 from perfmodel.hardware import System
@@ -25,7 +26,7 @@ class GpuExperts(NamedTuple):
     layers: int
 
 
-def largest_batch(model: MoEModel, system: System, **options: Unpack[Options]) -> int:
+def largest_batch(model: MoEModel | str | Path, system: System | str | Path, **options: Unpack[Options]) -> int:
     """Most sequences that fit, up to 1e9; 0 when not even one does.
 
     options : see `Options`; ``batch`` does not count. A policy that chooses how many experts stay on the GPU keeps
@@ -36,7 +37,7 @@ def largest_batch(model: MoEModel, system: System, **options: Unpack[Options]) -
     return largest(lambda batch: sums.fits(request.context, batch), 1, MOST)
 
 
-def largest_context(model: MoEModel, system: System, **options: Unpack[Options]) -> int:
+def largest_context(model: MoEModel | str | Path, system: System | str | Path, **options: Unpack[Options]) -> int:
     """Longest context of each sequence that fits [token], up to 1e9; 0 when not even one token does.
 
     What the model was trained for is not looked at. options : see `Options`; ``context`` does not count. Policies and
@@ -47,7 +48,9 @@ def largest_context(model: MoEModel, system: System, **options: Unpack[Options])
     return largest(lambda context: sums.fits(context, request.batch), 1, MOST)
 
 
-def largest_gpu_experts(model: MoEModel, system: System, **options: Unpack[Options]) -> GpuExperts | None:
+def largest_gpu_experts(
+    model: MoEModel | str | Path, system: System | str | Path, **options: Unpack[Options]
+) -> GpuExperts | None:
     """Most experts that fit the GPUs beside everything else; None when nothing fits without any of them.
 
     options : see `Options`; ``gpu_experts`` does not count. Without a policy the other experts are behind the link,

@@ -75,6 +75,8 @@ def allocated(
     parts: dict[str, float] = {}
     for kind in attention:
         for cache in kind.caches:
+            if cache.borrowed:
+                continue
             kept = tokens
             if cache.window is not None and rule.capped:
                 kept = min(tokens, cache.window + rule.extra_tokens)

@@ -89,7 +89,9 @@ class MoEModel(Shape):
         found = list(dict.fromkeys(kind.experts for kind in self.feed_forward if kind.experts is not None))
         where = f"model {one_line(self.name)}"
         if not found:
-            raise ModelConfigError(f"{where}: no layer has experts (a dense model), so there is nothing to place; allowed: a MoE model")
+            raise ModelConfigError(
+                f"{where}: no layer has experts (a dense model), so there is nothing to place; allowed: a MoE model"
+            )
         if len(found) > 1:
             said = " and ".join(f"top-{one.top_k} of {one.count} of width {one.size}" for one in found[:2])
             raise ModelConfigError(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import ModelConfigError, TraceError
-from perfmodel.families import ConfigKeys, families, read_shape
+from perfmodel.families import ConfigKeys, read_shape
 from perfmodel.routing.defects import Finding
 from perfmodel.routing.importers.base import (
     Format,
@@ -250,13 +250,17 @@ def _layers(options: ImportOptions, rule: Rule, config: Mapping[str, Any], first
         return said
     layers: Sequence[int] = range(first.layers)
     stated = config.get("num_hidden_layers")
-    if not rule.every_layer and rule.family in families():
+    if not rule.every_layer:
+        why = ""
         try:
             layers = read_shape(ConfigKeys(config, "config.json")).shape.moe_layers
         except ModelConfigError as error:
-            raise TraceError(f"{first.where}: which layers have experts? {error}; --layers says it") from None
-    elif not rule.every_layer and stated != first.layers:
-        raise TraceError(f"{first.where}: has {first.layers} MoE layers; which of the model's they are says --layers")
+            why = f" (by its config it cannot be told: {error})"
+        # Where every layer has experts, a part of the config is enough to know which they are.
+        if why and stated != first.layers:
+            raise TraceError(
+                f"{first.where}: has {first.layers} MoE layers; which of the model's they are says --layers{why}"
+            )
     if len(layers) != first.layers or (rule.every_layer and stated not in (None, first.layers)):
         count = stated if rule.every_layer else len(layers)
         raise TraceError(f"{first.where}: has {first.layers} MoE layers, by its config the model has {shown(count)}")

@@ -397,6 +397,23 @@ def test_replaced_values_are_checked(change: dict[str, Any]) -> None:
         dataclasses.replace(MoEModel.from_config(MIXTRAL), **change)
 
 
+def test_a_name_is_no_evidence_of_quantisation(tmp_path: Path) -> None:
+    for name, said in (
+        ("Mixtral-AWQ", True),
+        ("mixtral-NVFP4", True),
+        ("mixtral-int4-w4a16", True),
+        ("mixtral", False),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(MIXTRAL))
+        model = MoEModel.from_config(tmp_path / name)
+        assert any("the name speaks of" in one for one in model.assumptions) is said
+        assert model.expert_bits == 16
+    quantised = MIXTRAL | {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+    (tmp_path / "Mixtral-AWQ" / "config.json").write_text(json.dumps(quantised))
+    assert not any("speaks of" in one for one in MoEModel.from_config(tmp_path / "Mixtral-AWQ").assumptions)
+
+
 # --- names and files
 
 

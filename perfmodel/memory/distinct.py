@@ -15,6 +15,7 @@ from perfmodel.errors import ModelConfigError
 from perfmodel.families import one_line
 
 _MOST_TOKENS = 1e15
+_MOST_EXPERTS = 10**15
 _SUM_TOLERANCE = 1e-6
 
 
@@ -53,7 +54,7 @@ def _result(values: NDArray[np.float64]) -> Any:
 
 def distinct_bound(experts: int, top_k: int, tokens: ArrayLike) -> Any:
     """The most different experts that tokens can visit in one layer [1], ``min(E, k B)``. Arguments as below."""
-    experts = _count(experts, "experts", "an integer from 1 up")
+    experts = _count(experts, "experts", f"an integer from 1 to {_MOST_EXPERTS:.0e}", _MOST_EXPERTS)
     top_k = _count(top_k, "top_k", f"an integer from 1 to the number of experts, {experts}", experts)
     return _result(np.minimum(float(experts), top_k * _tokens(tokens)))
 
@@ -82,7 +83,7 @@ def distinct_experts(experts: int, top_k: int, tokens: ArrayLike, *, ranks: int 
     >>> round(distinct_experts(128, 8, 8, ranks=8), 2)
     6.45
     """
-    experts = _count(experts, "experts", "an integer from 1 up")
+    experts = _count(experts, "experts", f"an integer from 1 to {_MOST_EXPERTS:.0e}", _MOST_EXPERTS)
     top_k = _count(top_k, "top_k", f"an integer from 1 to the number of experts, {experts}", experts)
     ranks = _count(ranks, "ranks", f"an integer from 1 to the number of experts, {experts}", experts)
     counts = _tokens(tokens)

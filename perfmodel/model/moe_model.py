@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from perfmodel.model.cache import MlaCache
 from perfmodel.model.numbers import bits_of
 from perfmodel.storage import Storage, class_bytes, class_params, compute_format, kv_cache_bits, read_storage
 
+_QUANTISED = re.compile(r"(nv|mx)?fp[48]|int[48]|w[48]a(16|8|4)|gptq|awq|[48]-?bit|bnb|gguf", re.IGNORECASE)
 _LEAST = {"hidden_size": 1, "num_layers": 1, "vocab_size": 1, "encoder_layers": 0, "final_norm_params": 0}
 
 
@@ -330,6 +332,7 @@ class MoEModel(Shape):
             assumptions=(
                 *(f"default taken: {text}" for text in reading.defaults),
                 *storage.notes,
+                *_unsaid(found_name, storage),
                 *reading.shape.left_out,
             ),
             **{one.name: getattr(reading.shape, one.name) for one in dataclasses.fields(Shape)},
@@ -361,3 +364,12 @@ class MoEModel(Shape):
             assumptions=reading.notes,
             **{one.name: getattr(reading.shape, one.name) for one in dataclasses.fields(Shape)},
         )
+
+
+def _unsaid(name: str, storage: Storage) -> tuple[str, ...]:
+    """A sentence where a folder's name speaks of a quantisation and nothing in it does: a name is no evidence."""
+    said = _QUANTISED.search(name)
+    if said is None or any(stored.bits < 16 for stored in storage.by_class().values()):
+        return ()
+    stored = storage.expert.name
+    return (f"the name speaks of {said[0]}, and no quantization_config is there: all weights counted as {stored}",)

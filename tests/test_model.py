@@ -397,6 +397,75 @@ def test_replaced_values_are_checked(change: dict[str, Any]) -> None:
         dataclasses.replace(MoEModel.from_config(MIXTRAL), **change)
 
 
+HUNYUAN: dict[str, Any] = {
+    "model_type": "hunyuan_v1_moe",
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts": 8,
+    "moe_topk": [2, 2, 2, 2],
+    "num_shared_expert": [1, 1, 1, 1],
+    "vocab_size": 100,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "key"),
+    [
+        (HUNYUAN, {"moe_top_k": [3, 3, 3, 3]}, "moe_topk"),
+        (HUNYUAN, {"num_experts_per_token": 3}, "moe_topk"),
+        (HUNYUAN, {"n_shared_experts": [2, 1, 1, 1]}, "num_shared_expert"),
+        (DEEPSEEK, {"moe_layer_freq": [1] * 61}, "moe_layer_freq"),
+        (DEEPSEEK, {"n_group": 8}, "topk_group"),
+        (MIXTRAL, {"mlp_layer_types": ["dense"] * 32}, "mlp_layer_types"),
+        (QWEN, {"mlp_layer_types": ["sparse"] * 47}, "mlp_layer_types"),
+        (QWEN, {"layer_types": ["linear_attention"] * 48}, "layer_types"),
+        (QWEN, {"layer_types": ["full_attention"] * 47}, "layer_types"),
+        (OLMOE, {"layer_types": ["sliding_attention"] * 16}, "layer_types"),
+        (MIXTRAL, {"per_layer_config": {"05": {"num_experts": 4}}}, "per_layer_config"),
+        (MIXTRAL, {"num_dense_layers": 2}, "num_dense_layers"),
+        (MIXTRAL, {"use_moe": False}, "use_moe"),
+    ],
+    ids=str,
+)
+def test_keys_that_contradict_each_other_are_refused(config: dict[str, Any], change: dict[str, Any], key: str) -> None:
+    assert key in refused(config | change)
+
+
+def test_keys_that_say_the_same_twice_are_read() -> None:
+    plain = MoEModel.from_config(HUNYUAN)
+    assert MoEModel.from_config(HUNYUAN | {"num_experts_per_tok": 2}) == plain
+    again = {"mlp_layer_types": ["sparse"] * 48, "layer_types": ["full_attention"] * 48}
+    assert MoEModel.from_config(QWEN | again) == MoEModel.from_config(QWEN)
+    dense = {"mlp_layer_types": ["dense"] * 3 + ["sparse"] * 58, "moe_layer_freq": [0] * 3 + [1] * 58}
+    assert MoEModel.from_config(DEEPSEEK | dense) == MoEModel.from_config(DEEPSEEK)
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    "junk", [np.array([1, 2]), {1, 2}, Broken(), np.int64(3), b"8"], ids=lambda one: type(one).__name__
+)
+def test_values_that_json_does_not_have_are_refused(junk: Any) -> None:
+    for config in (MIXTRAL, DEEPSEEK, GPT_OSS):
+        for key in ("hidden_size", "num_attention_heads", "torch_dtype", "tie_word_embeddings", "quantization_config"):
+            assert key in refused(config | {key: junk})
+    nested: dict[str, Any] = {}
+    for _ in range(900):
+        nested = {"a": nested}
+    with pytest.raises(ModelConfigError, match="nested too deeply"):
+        MoEModel.from_config(MIXTRAL | {"extra": nested})
+
+
+def test_nulls_that_mean_none_are_said() -> None:
+    assert "default taken: q_lora_rank = none (null in the config)" in MoEModel.from_config(V2_LITE).assumptions
+
+
 def test_a_name_is_no_evidence_of_quantisation(tmp_path: Path) -> None:
     for name, said in (
         ("Mixtral-AWQ", True),

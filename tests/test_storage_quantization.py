@@ -334,7 +334,7 @@ def test_mixed_precision_of_listed_modules() -> None:
     assert (storage.expert.name, storage.expert.bits) == ("nvfp4", 4.5)
     assert storage.attention.name == "bfloat16+fp8"
     assert storage.shared.name == storage.dense.name == storage.head.name == "bfloat16"
-    assert compute_format(keys(config)) == "nvfp4+fp8"
+    assert compute_format(keys(config)) == "fp8+nvfp4"
     del listed["model.language_model.layers.1.mlp.experts.7.gate_proj"]
     one = HIDDEN * WIDTH / class_params(network())["expert"]
     assert stored(config).expert.bits == pytest.approx(4.5 * (1 - one) + 16 * one, rel=1e-12)

@@ -38,7 +38,9 @@ def layers_after_first(config: ConfigKeys, num_layers: int) -> tuple[int, ...]:
     """
     first = config.size("first_k_dense_replace", least=0)
     if isinstance(config.values.get("moe_layer_freq"), list | tuple):
-        moe = [layer for layer in listed_layers(config, num_layers) if layer >= first]
+        moe = list(listed_layers(config, num_layers))
+        if moe and moe[0] < first:
+            raise config.error("moe_layer_freq", f"0 for the first {first} layers, as first_k_dense_replace says")
     else:
         step = config.size("moe_layer_freq", default=1)
         moe = [layer for layer in range(first, num_layers) if layer % step == 0]

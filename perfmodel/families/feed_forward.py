@@ -53,7 +53,7 @@ def check_top_k(config: ConfigKeys, experts: int, top_k: int) -> None:
     groups = config.size("expert_groups") if config.has("expert_groups") else 1
     if experts % groups:
         raise config.error(config.key("expert_groups"), f"a divisor of the number of experts, {experts}")
-    kept = config.size("kept_groups") if config.has("kept_groups") else groups
+    kept = config.size("kept_groups") if groups > 1 or config.has("kept_groups") else 1
     if kept > groups:
         raise config.error(config.key("kept_groups"), f"at most the number of groups, {groups}")
     each = experts // groups

@@ -23,8 +23,12 @@ _LARGEST_SIZE = 10**7
 _DEEPEST = 8  # levels of objects in objects that are searched for keys; real configs have three
 
 _LOOKS_LIKE_MOE = re.compile(
-    r"expert|moe|rout(er|ed|ing)|(^|_)n_group$|topk_group|mlp_only_layers|sparse_step|first_k_dense", re.IGNORECASE
+    r"expert|moe|rout(er|ed|ing)|(^|_)n_group$|topk_group|mlp_only_layers|sparse_step|first_k_dense"
+    r"|mlp_layer_types|dense_layers|per_layer_config",
+    re.IGNORECASE,
 )
+#: A switch that is off where the network has experts contradicts it.
+_SWITCH = re.compile(r"^(use|is|enable|with|has)_.*(moe|expert)", re.IGNORECASE)
 #: Parts of a config that say nothing about the shape of the language model; some say how it is stored.
 _ELSEWHERE = re.compile(
     r"vision|audio|speech|image|video|quantization_config|compression_config|expert_dtype", re.IGNORECASE
@@ -35,7 +39,7 @@ def one_line(value: object, limit: int = 60) -> str:
     """A value as it is shown in an error message: on one line, printable, and short."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in lists in lists ...
+    except Exception:  # an integer of thousands of digits, lists in lists in lists, or whatever an object does
         text = f"a {type(value).__name__} too large to show"
     text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
@@ -90,6 +94,8 @@ class ConfigKeys:
         for field in self.declared.nullable:
             if not any(key in self.values for key in spellings(field)):
                 raise self.error(self.key(field), f"a value, or null for none{self._also(field)}")
+            if not self.has(field):
+                self.defaults[field] = f"{self.key(field)} = none (null in the config)"
 
     def key(self, field: str) -> str:
         """The spelling of a field that this config uses; the first of the table where it uses none."""
@@ -149,16 +155,21 @@ class ConfigKeys:
 
     def sizes(self, field: str, count: int, what: str = "layer", *, least: int = 0) -> list[int]:
         """One integer for each of ``count`` layers, from a list of that many or one integer for all."""
-        key = self.key(field)
-        if not isinstance(self.values.get(key), list | tuple):
-            return [self.size(field, least=least)] * count
+        found = self._found(field)
         largest = _LARGEST.get(field, _LARGEST_SIZE)
         allowed = f"an integer from {least} to {largest}, or a list of {count} of them, one for each {what}"
-        values = self.sequence(field, allowed)
-        whole = [one for one in values if type(one) is int and least <= one <= largest]
-        if len(values) != count or len(whole) != count:
-            raise self.error(key, allowed)
-        return whole
+        allowed += self._also(field)
+        each: list[list[int]] = []
+        for key in found or [self.key(field)]:
+            value = self.values.get(key)
+            listed = list(value) if isinstance(value, list | tuple) else [value] * count
+            whole = [one for one in listed if type(one) is int and least <= one <= largest]
+            if len(listed) != count or len(whole) != count:
+                raise self.error(key, allowed)
+            if each and whole != each[0]:
+                raise self.error(key, f"the same as {found[0]}, another spelling of it")
+            each.append(whole)
+        return each[0]
 
     def flag(self, field: str, *, default: bool | None = None) -> bool:
         """True or false. ``default`` is taken, and noted, where the field is absent or null."""
@@ -200,6 +211,9 @@ class ConfigKeys:
         value = self.values[found[0]]
         if not isinstance(value, list | tuple):
             raise self.error(found[0], allowed)
+        for key in found[1:]:
+            if self.values[key] != value:
+                raise self.error(key, f"the same as {found[0]}, another spelling of it")
         return value
 
     def kinds(self, field: str, count: int, *choices: str) -> list[str]:
@@ -224,11 +238,13 @@ class ConfigKeys:
             inner.check_declared()
         return inner
 
-    def check_understood(self, family: str, depth: int = 0) -> None:
+    def check_understood(self, family: str, has_experts: bool = True, depth: int = 0) -> None:
         """Refuse keys that speak of a mixture of experts and that the reader did not ask for."""
         for key, value in self.values.items():
             name = str(key)
-            if key in self.read or name in HARMLESS or _ELSEWHERE.search(name) or _is_off(value):
+            if key in self.read or name in HARMLESS or _ELSEWHERE.search(name):
+                continue
+            if _is_off(value) and not (value is False and has_experts and _SWITCH.search(name)):
                 continue
             if _LOOKS_LIKE_MOE.search(name):
                 raise ModelConfigError(
@@ -236,9 +252,9 @@ class ConfigKeys:
                     f"with model_type {family!r} is not known; allowed: keys that this family has"
                 )
             if isinstance(value, Mapping) and depth < _DEEPEST:
-                ConfigKeys(value, f"{self.where}: {one_line(name)}").check_understood(family, depth + 1)
+                ConfigKeys(value, f"{self.where}: {one_line(name)}").check_understood(family, has_experts, depth + 1)
         for table in self.tables:
-            table.check_understood(family)
+            table.check_understood(family, has_experts)
 
 
 def _as_json(value: object, limit: int = 60) -> str:

@@ -122,6 +122,8 @@ def language_model(config: ConfigKeys) -> tuple[str, ConfigKeys]:
             continue
         if values.get(key) is None:
             values[key] = outer
+        elif key == "tie_word_embeddings":
+            values[key] = outer  # the class of the whole model ties, whatever that of its text part would do
         elif values[key] != outer and key != "quantization_config":
             raise inner.error(key, f"{one_line(outer)}, as the same key outside says")
     if values.get("model_type") is None and entry.family is not None:
@@ -146,9 +148,41 @@ def read_shape(config: ConfigKeys) -> Reading:
     keys = ConfigKeys(inner.values, inner.where, family.declared)
     keys.check_declared()
     shape = family.read(keys)
-    keys.check_understood(name)
+    _check_layer_types(keys, shape)
+    keys.check_understood(name, bool(shape.moe_layers))
     beside = tuple(f"{key.removesuffix('_config')} left out ({key})" for key in config.values if _is_tower(config, key))
     return Reading(name, dataclasses.replace(shape, left_out=(*shape.left_out, *beside)), tuple(keys.defaults.values()))
+
+
+#: What a list of kinds of layers may call the kinds that readers find by other keys.
+_CALLED = MappingProxyType({"sliding": ("sliding", "chunk"), "linear": ("linear",), "mamba": ("mamba",)})
+
+
+def _check_layer_types(keys: ConfigKeys, shape: Shape) -> None:
+    """Refuse lists of kinds of layers that the reader did not need and that say something else than it found."""
+    layers = shape.num_layers
+    if keys.has("mlp_layer_types"):
+        kinds = keys.kinds("mlp_layer_types", layers, "dense", "sparse", "moe", "hash_moe")
+        if tuple(layer for layer, kind in enumerate(kinds) if kind != "dense") != shape.moe_layers:
+            raise keys.error("mlp_layer_types", "the layers that have experts by the other keys")
+    if "layer_types" in keys.read or keys.values.get("layer_types") is None:
+        return
+    allowed = f"a list of {layers} texts that agree with the other keys"
+    texts = keys.sequence("layer_types", allowed)
+    if len(texts) != layers:
+        raise keys.error("layer_types", allowed)
+    for kind in shape.attention:
+        words = next((said for name, said in _CALLED.items() if kind.name.startswith(name)), None)
+        others = [word for said in _CALLED.values() for word in said]
+        for layer in kind.layers:
+            text = texts[layer]
+            if not isinstance(text, str):
+                raise keys.error("layer_types", allowed)
+            if kind.name == "none":
+                continue
+            found = any(word in text for word in words or others)
+            if found != (words is not None):
+                raise keys.error("layer_types", f"{allowed}: layer {layer} has {kind.name} attention by these")
 
 
 def _is_tower(config: ConfigKeys, key: str) -> bool:

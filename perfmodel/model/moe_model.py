@@ -1,6 +1,7 @@
 """The shape of a network, its stored precision, and what follows from both."""
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -266,6 +267,11 @@ class MoEModel(Shape):
         """
         return sum(self.kv_read_parts(context_tokens, bits, mla_cache=mla_cache).values())
 
+    def _kv_bytes_per_token(self) -> float:
+        """What another token adds while every window is open [byte]; a constant state is no part of it."""
+        tokens = math.lcm(*(cache.tokens_per_entry for kind in self.attention for cache in kind.caches))
+        return (self.kv_bytes(tokens, layout="full") - self.kv_bytes(0, layout="full")) / tokens
+
     def describe(self) -> dict[str, str | int | float | bool]:
         """The main figures by name, for a table; units are part of the names."""
         kinds = [kind.experts for kind in self.feed_forward if kind.experts is not None]
@@ -289,7 +295,7 @@ class MoEModel(Shape):
             "tied_embeddings": self.tied_embeddings,
             "stored_expert_bits": self.expert_bits,
             "weights_gb": self.weight_bytes / 1e9,
-            "kv_bytes_per_token": self.kv_bytes(1),
+            "kv_bytes_per_token": self._kv_bytes_per_token(),
         }
 
     @classmethod
@@ -313,7 +319,7 @@ class MoEModel(Shape):
         """
         beside = None
         if isinstance(source, Mapping):
-            config, found_name = ConfigKeys(source, "config"), ""
+            config, found_name = ConfigKeys(sources.plain_values(source), "config"), ""
         else:
             path = sources.find(source)
             config, found_name = ConfigKeys(sources.read_json(path), sources.plain(path)), sources.name_of(path)

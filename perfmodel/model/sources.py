@@ -12,6 +12,7 @@ from perfmodel.families import one_line
 
 _BUNDLED = Path(__file__).resolve().parent.parent / "shapes"
 _LARGEST_FILE_BYTES = 16 * 2**20
+_DEEPEST = 100  # levels of objects in objects
 
 
 def bundled_models() -> tuple[str, ...]:
@@ -103,7 +104,7 @@ def read_json(path: Path) -> Mapping[str, object]:
         raise ModelConfigError(f"{where}: not valid JSON: {_reason(error)}; allowed: a JSON object") from None
     if not isinstance(values, dict):
         raise ModelConfigError(f"{where}: found {one_line(values)}; allowed: a JSON object")
-    return values
+    return plain_values(values)
 
 
 def name_of(path: Path) -> str:
@@ -113,3 +114,38 @@ def name_of(path: Path) -> str:
     parents = path.absolute().parents
     cached = [folder.name for folder in parents if folder.name.startswith("models--")]
     return cached[0].removeprefix("models--").replace("--", "/") if cached else parents[0].name
+
+
+class _Unknown:
+    """Stands for a value that JSON does not have; equal to nothing but itself."""
+
+    def __init__(self, value: object) -> None:
+        self._text = one_line(value)
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def plain_values(values: Mapping[str, object]) -> dict[str, object]:
+    """A parsed config with values of JSON alone; others, such as arrays, become ones that no reader takes.
+
+    Raises
+    ------
+    ModelConfigError : nested too deeply.
+    """
+
+    def plain_value(value: object, depth: int) -> object:
+        if depth > _DEEPEST:
+            raise ModelConfigError("config: nested too deeply; allowed: the objects of a config.json")
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if isinstance(value, Mapping):
+            return {
+                key if isinstance(key, str) else one_line(key): plain_value(one, depth + 1)
+                for key, one in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [plain_value(one, depth + 1) for one in value]
+        return _Unknown(value)
+
+    return {str(key): plain_value(value, 1) for key, value in values.items()}

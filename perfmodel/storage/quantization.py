@@ -148,7 +148,7 @@ def compute_format(config: ConfigKeys, beside: ConfigKeys | None = None) -> str:
     found = _plan(config, beside)
     if found is None:
         return base.name
-    return "+".join(dict.fromkeys(name or base.name for name in found[0].compute))
+    return "+".join(sorted({name or base.name for name in found[0].compute}))
 
 
 def kv_cache_bits(config: ConfigKeys, beside: ConfigKeys | None = None) -> float | None:

@@ -6,13 +6,15 @@ indexer picks ``index_topk``; layers of ratio 128 keep one for 128 tokens, and r
 
 import math
 
-from perfmodel.families.attention import linear
+from perfmodel.families.attention import SLIDING, linear
 from perfmodel.families.feed_forward import count_and_top_k, decoder, prediction_layers
 from perfmodel.families.keys import ConfigKeys, Declared
 from perfmodel.families.network import Attention, Cache, Experts, FeedForward, Shape, Tensor, Tensors
 from perfmodel.families.registry import Family
 
 _RATIOS = (0, 4, 128)
+#: What Transformers calls the layers that compress, with the ratios that are known.
+_NAMED = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 
 
 def _bare(name: str, *shape: int) -> Tensor:
@@ -103,14 +105,50 @@ def _attention(config: ConfigKeys, ratio: int, layers: tuple[int, ...]) -> Atten
     return Attention(name=name, layers=layers, tensors=tensors, norm_params=hidden, caches=tuple(caches))
 
 
-def _ratios(config: ConfigKeys, num_layers: int) -> list[int]:
-    """The compression of every layer; entries beyond them belong to layers for multi-token prediction."""
+def _listed_ratios(config: ConfigKeys, num_layers: int) -> list[int]:
+    """Published files: a ratio for each layer; entries beyond them belong to layers for multi-token prediction."""
     allowed = f"a list of at least {num_layers} entries, each one of {', '.join(map(str, _RATIOS))}"
     found = config.sequence("compress_ratios", allowed)
     known = [ratio for ratio in found if type(ratio) is int and ratio in _RATIOS]
     if len(found) < num_layers or len(known) != len(found):
         raise config.error("compress_ratios", allowed)
     return known[:num_layers]
+
+
+def _named_ratios(config: ConfigKeys, num_layers: int) -> list[int]:
+    """Files that Transformers wrote: a name for each layer, and beside them the ratio of each name."""
+    kinds = config.kinds("layer_types", num_layers, SLIDING, *_NAMED)
+    if config.has("compress_rates") or not config.has("compress_ratios"):
+        rates = config.table("compress_rates")
+        for kind, ratio in _NAMED.items():
+            if kind in kinds and rates.size(kind) != ratio:
+                raise rates.error(kind, f"{ratio}, for another compression is not known")
+    return [_NAMED.get(kind, 0) for kind in kinds]
+
+
+def _ratios(config: ConfigKeys, num_layers: int) -> list[int]:
+    """The compression of every layer."""
+    if not config.has("layer_types"):
+        return _listed_ratios(config, num_layers)
+    named = _named_ratios(config, num_layers)
+    if config.has("compress_ratios") and _listed_ratios(config, num_layers) != named:
+        raise config.error("layer_types", "the kinds of layers that compress_ratios says")
+    return named
+
+
+def _hash_layers(config: ConfigKeys, num_layers: int) -> int:
+    """How many of the first layers look their experts up by token: a number, or a list that Transformers wrote."""
+    if not config.has("mlp_layer_types"):
+        hashed = config.size("num_hash_layers", least=0)
+        if hashed > num_layers:
+            raise config.error("num_hash_layers", f"at most the number of layers, {num_layers}")
+        return hashed
+    kinds = config.kinds("mlp_layer_types", num_layers, "hash_moe", "moe")
+    hashed = kinds.count("hash_moe")
+    if "hash_moe" in kinds[hashed:]:
+        raise config.error("mlp_layer_types", "hash_moe in none but the first layers")
+    config.only("num_hash_layers", hashed)
+    return hashed
 
 
 def _deepseek_v4(config: ConfigKeys) -> Shape:
@@ -122,9 +160,7 @@ def _deepseek_v4(config: ConfigKeys) -> Shape:
     config.only("mlp_bias", False)
     if not config.has("expert_dtype"):  # how the experts are stored, which goes with the quantization_config
         config.take("expert_dtype", "none")
-    hashed = config.size("num_hash_layers", least=0)
-    if hashed > num_layers:
-        raise config.error("num_hash_layers", f"at most the number of layers, {num_layers}")
+    hashed = _hash_layers(config, num_layers)
     ratios = _ratios(config, num_layers)
     attention = tuple(
         _attention(config, ratio, tuple(layer for layer, one in enumerate(ratios) if one == ratio))
@@ -181,9 +217,7 @@ _DECLARED = Declared(
         "index_head_dim",
         "index_topk",
         "sliding_window",
-        "num_hash_layers",
         "hc_mult",
-        "compress_ratios",
         "vocab_size",
     ),
     nullable=("shared_experts",),

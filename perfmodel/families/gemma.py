@@ -3,7 +3,7 @@
 All have norms before and after both halves of a layer, tied embeddings, and layers that slide among those that do not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from perfmodel.families.attention import (
     FULL,
@@ -74,6 +74,53 @@ def _gemma3(config: ConfigKeys) -> Shape:
     return _dense(config, _gemma3_windows, normed=True)
 
 
+def _per_layer(config: ConfigKeys, full: Sequence[int], kv_heads: int, head_dim: int) -> tuple[int, int]:
+    """Files that Transformers wrote: an object for each layer that differs, under the layer's number as a text."""
+    table = config.table("per_layer_config")
+    found = {}
+    for key in table.values:
+        name = str(key)
+        layer = int(name) if name.isascii() and name.isdecimal() and len(name) < 6 else -1
+        if layer not in full or layer in found:
+            raise table.error(key, "one entry for each layer that sees the whole context, and none for others")
+        entry = table.table(key)
+        for other in entry.values:
+            if other not in ("head_dim", "num_key_value_heads"):
+                raise entry.error(other, "no key but head_dim and num_key_value_heads")
+        found[layer] = (
+            entry.size("num_key_value_heads") if entry.has("num_key_value_heads") else kv_heads,
+            entry.size("head_dim") if entry.has("head_dim") else head_dim,
+        )
+    sizes = {found.get(layer, (kv_heads, head_dim)) for layer in full}
+    if len(sizes) != 1:
+        raise config.error("per_layer_config", "the same sizes for all layers that see the whole context")
+    return sizes.pop()
+
+
+def _full_heads(config: ConfigKeys, full: Sequence[int], *, keys_are_values: bool) -> tuple[int, int]:
+    """Key-value heads, and the size of a head, in layers that see the whole context."""
+    heads, kv_heads, head_dim = heads_of(config)
+    written = _per_layer(config, full, kv_heads, head_dim) if config.has("per_layer_config") else None
+    if written is not None and not config.has("global_head_dim"):
+        groups, size = written
+        if keys_are_values:
+            config.only("num_global_key_value_heads", groups)
+    else:
+        groups, size = kv_heads, config.size("global_head_dim")
+        if "num_global_key_value_heads" not in config.values:
+            raise config.error("num_global_key_value_heads", "a value, or null for none")
+        if not config.has("num_global_key_value_heads"):
+            config.take("num_global_key_value_heads", "none")
+        elif keys_are_values:
+            groups = config.size("num_global_key_value_heads")
+    if written not in (None, (groups, size)):
+        raise config.error("per_layer_config", "what global_head_dim and num_global_key_value_heads say")
+    if heads % groups:
+        key = "num_global_key_value_heads" if written is None else "per_layer_config"
+        raise config.error(key, f"key-value heads that divide num_attention_heads, {heads}")
+    return groups, size
+
+
 def _gemma4_attention(config: ConfigKeys, num_layers: int) -> tuple[Attention, ...]:
     """Layers that see the whole context have heads of another size, and may use their keys as values."""
     hidden = config.size("hidden_size")
@@ -90,11 +137,8 @@ def _gemma4_attention(config: ConfigKeys, num_layers: int) -> tuple[Attention, .
         if kind == SLIDING:
             window = config.size("sliding_window")
         else:
-            size = config.size("global_head_dim")
-            if keys_are_values and config.has("num_global_key_value_heads"):
-                groups = config.size("num_global_key_value_heads")
-                if heads % groups:
-                    raise config.error("num_global_key_value_heads", f"a divisor of num_attention_heads, {heads}")
+            full = [layer for layer, other in enumerate(kinds) if other == FULL]
+            groups, size = _full_heads(config, full, keys_are_values=keys_are_values)
         tensors = grouped_query(hidden, heads, groups, size, bias=bias, output_bias=bias, norms="head")
         if keys_are_values and kind == FULL:
             # The same projection, but cached twice: keys are normed and rotated, values are not rotated.
@@ -162,13 +206,16 @@ FAMILIES: dict[str, Family | Wrapper] = {
         Declared(
             required=(
                 *_REQUIRED,
-                "global_head_dim",
                 "layer_types",
                 "hidden_size_per_layer_input",
                 "num_kv_shared_layers",
             ),
-            nullable=("num_global_key_value_heads",),
-            optional={**_OPTIONAL, "attention_k_eq_v": "false", "enable_moe_block": "false"},
+            optional={
+                **_OPTIONAL,
+                "num_global_key_value_heads": "none",
+                "attention_k_eq_v": "false",
+                "enable_moe_block": "false",
+            },
         ),
         _gemma4,
     ),

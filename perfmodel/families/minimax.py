@@ -150,11 +150,8 @@ _SPARSE = Declared(
 )
 
 
-def _block_sparse(config: ConfigKeys) -> tuple[Attention, ...]:
-    """Usual attention, and layers in which an indexer picks blocks of keys for each key-value head."""
-    hidden, num_layers = config.size("hidden_size"), config.size("num_hidden_layers")
-    heads, kv_heads, head_dim = heads_of(config)
-    config.only("attention_output_gate", False)
+def _blocks_in_table(config: ConfigKeys, num_layers: int) -> tuple[list[bool], int, int, int]:
+    """Published files: the sparse layers, index heads, size of an index head, and keys that a query reads."""
     table = config.table("sparse_attention_config", declared=_SPARSE)
     sparse = _flags(table, "sparse_attention_freq", num_layers)
     if not table.flag("use_sparse_attention"):
@@ -163,8 +160,33 @@ def _block_sparse(config: ConfigKeys) -> tuple[Attention, ...]:
     if any(one and not off for one, off in zip(sparse, without_value, strict=True)):
         raise table.error("sparse_disable_index_value", "1 for every sparse layer: index values are not known")
     table.only("sparse_init_block", 0)
-    size, index_heads = table.size("sparse_index_dim"), table.size("sparse_num_index_heads")
     picked = table.size("sparse_topk_blocks") * table.size("sparse_block_size")
+    return sparse, table.size("sparse_num_index_heads"), table.size("sparse_index_dim"), picked
+
+
+def _blocks_in_keys(config: ConfigKeys, num_layers: int) -> tuple[list[bool], int, int, int]:
+    """The same from the keys of files that Transformers wrote."""
+    sparse = [kind != FULL for kind in config.kinds("layer_types", num_layers, FULL, "minimax_m3_sparse")]
+    picked = config.size("index_topk_blocks") * config.size("index_block_size")
+    return sparse, config.size("index_n_heads"), config.size("index_head_dim"), picked
+
+
+def _blocks(config: ConfigKeys, num_layers: int) -> tuple[list[bool], int, int, int]:
+    """From either form, which must agree where a file has both."""
+    if not config.has("layer_types"):
+        return _blocks_in_table(config, num_layers)
+    found = _blocks_in_keys(config, num_layers)
+    if config.has("sparse_attention_config") and _blocks_in_table(config, num_layers) != found:
+        raise config.error("sparse_attention_config", "what layer_types and the keys that start with index_ say")
+    return found
+
+
+def _block_sparse(config: ConfigKeys) -> tuple[Attention, ...]:
+    """Usual attention, and layers in which an indexer picks blocks of keys for each key-value head."""
+    hidden, num_layers = config.size("hidden_size"), config.size("num_hidden_layers")
+    heads, kv_heads, head_dim = heads_of(config)
+    config.only("attention_output_gate", False)
+    sparse, index_heads, size, picked = _blocks(config, num_layers)
     config.only("use_qk_norm", True)
     config.only("qk_norm_type", "per_head")
     tensors = grouped_query(hidden, heads, kv_heads, head_dim, norms="head")
@@ -193,10 +215,19 @@ def _block_sparse(config: ConfigKeys) -> tuple[Attention, ...]:
     )
 
 
+def _listed_moe(config: ConfigKeys, num_layers: int) -> tuple[int, ...]:
+    """MoE layers by ``moe_layer_freq``, or by ``mlp_layer_types`` where Transformers wrote the file."""
+    if config.has("moe_layer_freq") or not config.has("mlp_layer_types"):
+        return moe_layers_of(config, listed_layers(config, num_layers), "moe_layer_freq")
+    kinds = config.kinds("mlp_layer_types", num_layers, "dense", "sparse")
+    moe = [layer for layer, kind in enumerate(kinds) if kind == "sparse"]
+    return moe_layers_of(config, moe, "mlp_layer_types")
+
+
 def _minimax_m3(config: ConfigKeys) -> Shape:
     hidden, num_layers = config.size("hidden_size"), config.size("num_hidden_layers")
-    moe = moe_layers_of(config, listed_layers(config, num_layers), "moe_layer_freq")
-    config.only("first_k_dense_replace", moe[0])  # moe_layer_freq says the same in full
+    moe = _listed_moe(config, num_layers)
+    config.only("first_k_dense_replace", moe[0])  # the lists say the same in full
     config.only("expert_size", config.size("intermediate_size"))
     config.only("shared_experts", 1)
     config.only("use_routing_bias", True)
@@ -220,7 +251,7 @@ _OPTIONAL = {**HEAD_DEFAULTS, "tie_word_embeddings": "false"}
 _M1 = Family(Declared(required=(*_REQUIRED, "attn_type_list"), optional=_OPTIONAL), _minimax_m1)
 _M3 = Family(
     Declared(
-        required=(*_REQUIRED, "moe_layer_freq", "shared_intermediate_size", "sparse_attention_config"),
+        required=(*_REQUIRED, "shared_intermediate_size"),
         optional=_OPTIONAL,
     ),
     _minimax_m3,

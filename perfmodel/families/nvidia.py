@@ -17,6 +17,17 @@ _LETTERS = {
     "mlp": _DENSE,
 }
 _MOST_LAYERS = 10_000
+#: Fields that say something only where a layer has experts.
+_OF_EXPERTS = (
+    "num_experts",
+    "top_k",
+    "expert_size",
+    "shared_experts",
+    "expert_groups",
+    "kept_groups",
+    "moe_shared_expert_intermediate_size",
+    "moe_latent_size",
+)
 
 
 def _letters(config: ConfigKeys) -> str:
@@ -120,6 +131,9 @@ def _networks(config: ConfigKeys, at: dict[str, tuple[int, ...]]) -> tuple[FeedF
         kinds.append(FeedForward(name="dense", layers=at[_DENSE], norm_params=hidden, dense=dense))
     if at[_MOE]:
         kinds.append(_moe(config, at[_MOE]))
+    else:
+        for field in _OF_EXPERTS:  # Transformers writes them with its own values where no layer has experts
+            config.has(field)
     without = tuple(sorted(at[_MAMBA] + at[_ATTENTION]))
     if without:
         kinds.append(FeedForward(name="none", layers=without, norm_params=0))

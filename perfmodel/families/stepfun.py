@@ -73,6 +73,11 @@ def _networks(config: ConfigKeys, num_layers: int) -> tuple[FeedForward, ...]:
 
 
 def _step(config: ConfigKeys) -> Shape:
+    if config.has("text_config"):  # Transformers adds one of the values of its class, which are not those beside it
+        raise config.error(
+            "text_config",
+            "null, or no such key: the language model is described at two levels, by the keys beside it and in there",
+        )
     num_layers = config.size("num_hidden_layers")
     return decoder(
         config,

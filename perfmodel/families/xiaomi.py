@@ -52,6 +52,9 @@ def _mixers(config: ConfigKeys, num_layers: int) -> tuple[Attention, ...]:
     if len(slides) != num_layers or any(type(one) is not int or one not in (0, 1) for one in slides):
         raise config.error("hybrid_layer_pattern", allowed)
     window = config.size("sliding_window")
+    # Transformers counts the token that looks back too, and then writes one more beside the published size.
+    if config.has("sliding_window_size") and window == config.size("sliding_window_size") + 1:
+        window -= 1
     for same in ("sliding_window_size", "attention_chunk_size"):
         config.only(same, window)
     heads, kv_heads = config.size("swa_num_attention_heads"), config.size("swa_num_key_value_heads")

@@ -89,7 +89,11 @@ class MoEModel(Shape):
         ------
         ModelConfigError : the network is dense, or its layers differ: it can be counted, and not placed or priced.
         """
-        found = list(dict.fromkeys(kind.experts for kind in self.feed_forward if kind.experts is not None))
+        kinds = [kind.experts for kind in self.feed_forward if kind.experts is not None]
+        # By sizes: the same experts may have other names in encoder and decoder.
+        found = list(
+            {(one.count, one.top_k, one.size, tuple(t.shape for t in one.tensors)): one for one in kinds}.values()
+        )
         where = f"model {one_line(self.name)}"
         if not found:
             raise ModelConfigError(

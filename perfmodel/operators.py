@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.errors import ModelConfigError
 from perfmodel.families import Cache, Tensors, params_of
 from perfmodel.kernels.replay import ACTIVATION_BYTES
 from perfmodel.model import MoEModel
@@ -24,26 +23,22 @@ def attention_rows(model: MoEModel) -> NDArray[np.float64]:
 
     Raises
     ------
-    ModelConfigError : the network has an encoder; such networks are counted, and not priced.
+    ModelConfigError : the network has an encoder or uneven experts; such networks are counted, and not priced.
     """
-    if model.encoder_layers:
-        raise ModelConfigError(
-            f"model {model.name}: has an encoder of {model.encoder_layers} layers; allowed: a decoder "
-            "(the model can be counted, and not priced)"
-        )
+    model.with_experts()
     rows = []
     for kind in model.attention:
         flops = 2.0 * kind.params + 4.0 * kind.recurrent_elements
         moved = kind.params * model.storage.attention.bits / 8 + 2.0 * state_bytes(kind)
         launches = float(ATTENTION_LAUNCHES) if kind.tensors else 0.0
         for cache in kind.caches or (None,):
-            row = (float(len(kind.layers)), *_seen(cache), launches)
+            row = (float(len(kind.layers)), *_seen(cache, model.cached_bits), launches)
             rows.append((row[0], row[1], flops, moved, *row[2:]))
             flops = moved = launches = 0.0
     return np.array(rows, dtype=np.float64)
 
 
-def _seen(cache: Cache | None) -> tuple[float, float, float]:
+def _seen(cache: Cache | None, bits: float) -> tuple[float, float, float]:
     """Most tokens of context that count, and the work [flop] and traffic [byte] of each."""
     if cache is None:
         return 0.0, 0.0, 0.0
@@ -51,7 +46,7 @@ def _seen(cache: Cache | None) -> tuple[float, float, float]:
     if cache.read_entries is not None:
         window = min(window, float(cache.read_entries * cache.tokens_per_entry))
     each = 1.0 / cache.tokens_per_entry
-    return window, cache.flops_per_entry * each, cache.elements * each * ACTIVATION_BYTES
+    return window, cache.flops_per_entry * each, cache.elements * each * bits / 8
 
 
 class Operator(NamedTuple):

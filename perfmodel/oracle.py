@@ -103,7 +103,7 @@ class _Machine:
             flops = 2 * kind.params + 4 * kind.recurrent_elements
             launch_s = ATTENTION_LAUNCHES * self.launch_s if kind.tensors else 0.0
             for cache in kind.caches or (None,):
-                window, work, moved = _of_context(cache)
+                window, work, moved = _of_context(cache, self.model.cached_bits)
                 one = float(
                     formula(
                         tokens,
@@ -143,14 +143,14 @@ def _params(tensors: Iterable[Any]) -> int:
     return sum(math.prod(tensor.shape) for tensor in tensors)
 
 
-def _of_context(cache: Any) -> tuple[float, float, float]:
+def _of_context(cache: Any, bits: float) -> tuple[float, float, float]:
     """Tokens of context that count at most, and work and traffic of each."""
     if cache is None:
         return 0.0, 0.0, 0.0
     groups = cache.tokens_per_entry
     most = math.inf if cache.window is None else cache.window
     picked = math.inf if cache.read_entries is None else cache.read_entries * groups
-    return min(most, picked), cache.flops_per_entry / groups, cache.elements * _ACTIVATION_BYTES / groups
+    return min(most, picked), cache.flops_per_entry / groups, cache.elements * bits / 8 / groups
 
 
 class _Layer:
@@ -347,7 +347,7 @@ def _bytes(machine: _Machine, run: Run) -> dict[str, float]:
                 state = 2 * (4 * kind.recurrent_elements + 2 * kind.convolution_elements)
                 weights = kind.params * stored.attention.bits / 8 + state
                 for cache in kind.caches:
-                    window, _, each = _of_context(cache)
+                    window, _, each = _of_context(cache, model.cached_bits)
                     weights += min(context, window) * each
                 moved["gpu_memory"].append(len(kind.layers) * weights)
             for pick in _flat(plan.picks[t]):

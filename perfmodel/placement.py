@@ -133,7 +133,7 @@ def gpu_footprint(
         other_weights=model.non_expert_bytes,
         experts=resident,
         replicas=0.0,
-        kv_cache=float(model.kv_bytes(context_tokens)),
+        kv_cache=float(model.kv_bytes(context_tokens, model.cached_bits)),
         buffers=buffer_bytes,
     )
 

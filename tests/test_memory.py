@@ -24,7 +24,8 @@ from perfmodel.placement import PUBLISHED_GPU_EXPERTS, gpu_footprint, memory_foo
 from perfmodel.policies import parse_policy
 from perfmodel.routing import RoutingTrace
 from perfmodel.run import plan_run
-from perfmodel.storage import Storage
+from perfmodel.storage import Storage, format_named
+from perfmodel.storage.formats import mixed
 
 HOST_SYSTEM = load_system("rtx4090-pcie4")
 NO_ESTIMATES: dict[str, Any] = {"reserve_bytes": 0}
@@ -297,6 +298,15 @@ def test_formats_without_kernels_are_unpacked() -> None:
     assert packed.devices == memory_report(model, with_gpu(3000)).devices
     assert use_of(unpacked, "experts") == pytest.approx(use_of(packed, "experts") * 16 / 4.25)
     assert any("unpacked" in note for note in unpacked.notes)
+
+
+def test_layers_of_different_bits_are_called_out_where_layers_are_divided() -> None:
+    halves = mixed([(format_named("q4_k"), 0.5), (format_named("bfloat16"), 0.5)])
+    model = deepseek_v3(storage=dataclasses.replace(Storage(), expert=halves))
+    said = [note for note in memory_report(model, with_gpu(3000), gpu_experts=2).notes if "mean bits" in note]
+    assert len(said) == 1
+    assert "expert" in said[0]
+    assert not any("mean bits" in note for note in memory_report(model, with_gpu(3000)).notes)
 
 
 def test_dense_and_uneven_networks_are_summed() -> None:

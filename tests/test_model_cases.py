@@ -9,9 +9,13 @@ from test_model import DEEPSEEK, GPT_OSS, MIXTRAL, QWEN
 
 from perfmodel.errors import ModelConfigError
 from perfmodel.families import params_of
+from perfmodel.kernels import front
 from perfmodel.memory import distinct_bound, distinct_experts
 from perfmodel.model import MoEModel
+from perfmodel.operators import attention_rows
+from perfmodel.placement import gpu_footprint
 from perfmodel.routing.synthetic import generate
+from perfmodel.run import plan_run
 from perfmodel.storage import Storage
 
 LARGE_GPT_OSS = GPT_OSS | {
@@ -218,3 +222,35 @@ def test_groups_that_no_router_has_are_refused(experts: int, groups: int, top_k:
 def test_one_group_is_plain_top_k() -> None:
     assert read(DEEPSEEK, n_group=1, topk_group=1).feed_forward == read(DEEPSEEK).feed_forward
     assert read(DEEPSEEK, n_group=8, topk_group=4).top_k == 8
+
+
+def test_the_precision_of_the_cache_is_priced_and_placed() -> None:
+    wide = read(MIXTRAL)
+    narrow = read(
+        MIXTRAL, quantization_config={"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    )
+    assert (wide.cached_bits, narrow.cached_bits) == (16, 8)
+    assert gpu_footprint(wide, 0, 4096).kv_cache == 2 * gpu_footprint(narrow, 0, 4096).kv_cache
+    rows = [attention_rows(model)[0, front.CONTEXT_BYTES] for model in (wide, narrow)]
+    assert rows == [2 * 8 * 128 * 2, 2 * 8 * 128]
+
+
+def test_what_cannot_be_priced_is_said_before_the_trace_is_looked_at(shared: Path) -> None:
+    for name, words in (
+        ("google__switch-base-8", "has an encoder of 12 layers"),
+        ("facebook__nllb-moe-54b", "has an encoder of 24 layers"),
+        ("meta-llama__Meta-Llama-3-8B", "no layer has experts"),
+    ):
+        model = MoEModel.from_config(shared / "configs" / name)
+        with pytest.raises(ModelConfigError, match=words):
+            plan_run(model, "h100-cxl2-ndp", "tiny-mixtral-32l-mini", "monde")
+
+
+def test_common_keys_of_quantised_releases_are_no_obstacle() -> None:
+    for table in (
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "cache_block_outputs": True},
+        {"quant_method": "gptq_marlin", "bits": 4, "group_size": 128},
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_fuse": {"attention": ["q_proj"]}},
+        {"quant_method": "awq_marlin", "bits": 4, "group_size": 128},
+    ):
+        assert 4 < read(MIXTRAL, quantization_config=table).expert_bits < 5

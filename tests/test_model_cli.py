@@ -404,7 +404,7 @@ def test_formats_are_listed() -> None:
 def test_gguf_files_are_known_by_name_or_first_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def from_gguf(path: str) -> MoEModel:
+    def from_gguf(path: Path, name: str | None = None) -> MoEModel:
         asked.append(path)
         return hybrid(name="from a GGUF file")
 
@@ -415,7 +415,7 @@ def test_gguf_files_are_known_by_name_or_first_bytes(tmp_path: Path, monkeypatch
         answer = run("model", "show", path)
         assert answer.code == 0, answer.err
         assert answer.out.startswith("from a GGUF file (made-up)\n")
-        assert asked.pop() == str(path)
+        assert asked.pop() == (path)
     assert run("model", "show", saved(tmp_path, MIXTRAL, "small.gguf")).code == 0  # small.gguf.json is a config
     assert asked == []
 
@@ -524,3 +524,20 @@ def test_nothing_heavy_is_loaded(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert [line for line in done.stdout.splitlines() if line.startswith("loaded:")] == ["loaded: []", "loaded: []"]
+
+
+def test_other_formats_are_given_one_by_one_or_in_a_list(tmp_path: Path) -> None:
+    config = saved(tmp_path, MIXTRAL)
+    apart = run("model", "show", config, "--dtype", "expert=q4_k", "--dtype", "attention=q8_0", "--json")
+    listed = run("model", "show", config, "--dtype", "expert=q4_k,attention=q8_0", "--json")
+    assert apart.code == listed.code == 0
+    assert apart.out == listed.out
+    check_refusal(run("model", "show", config, "--dtype", "shared=q4_k"), "'shared=q4_k'", "stores no shared")
+
+
+def test_unpacked_weights_are_computed_in_16_bits(tmp_path: Path) -> None:
+    packed = MIXTRAL | {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
+    config = saved(tmp_path, packed, "packed")
+    assert "computed in fp8" in run("model", "show", config).out
+    for option in (("--kernel-supports", "none"), ("--dtype", "all=q4_k")):
+        assert "computed in bfloat16" in run("model", "show", config, *option).out

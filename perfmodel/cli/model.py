@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli.base import add_command, print_json, print_text, quoted
@@ -139,6 +138,7 @@ def _formats(options: argparse.Namespace) -> int:
 def _read(options: argparse.Namespace) -> tuple["MoEModel", "Caching", tuple[str, ...]]:
     """The model with its weights and cache stored as the options say, and sentences on that."""
     from perfmodel.cli.model_data import Caching
+    from perfmodel.model import MoEModel
     from perfmodel.model.numbers import bits_of
 
     unused = [option for option, name in _OF_SYSTEM.items() if getattr(options, name) is not None]
@@ -149,15 +149,17 @@ def _read(options: argparse.Namespace) -> tuple["MoEModel", "Caching", tuple[str
         if not least <= value <= _MOST:
             raise PerfModelError(f"--{option}: found {quoted(str(value))}; allowed: an integer from {least} to {_MOST}")
     asked_bits = None if options.kv_bits is None else bits_of(options.kv_bits, "--kv-bits")
-    model = _load(options.config)
+    model = MoEModel.from_config(options.config)
     notes = []
     if options.dtype:
-        model = dataclasses.replace(model, storage=model.storage.override(options.dtype))
-        notes.append(f"weights are stored as asked for: {', '.join(options.dtype)}")
+        choices = [choice for text in options.dtype for choice in text.split(",")]
+        model = _overridden(model, choices)
+        notes.append(f"weights are stored as asked for: {', '.join(choices)}")
     if options.kernel_supports is not None:
         names = _kernels(options.kernel_supports, model)
         loaded = dataclasses.replace(model, storage=model.storage.upcast(names))
         if loaded.storage != model.storage:
+            loaded = dataclasses.replace(loaded, compute="bfloat16")
             notes.append(
                 f"the engine computes on {', '.join(names) or 'no packed format'}; "
                 "other formats below 16 bits are unpacked to bfloat16"
@@ -170,26 +172,19 @@ def _read(options: argparse.Namespace) -> tuple["MoEModel", "Caching", tuple[str
     return model, Caching(options.context, options.batch, bits, options.kv_layout, options.mla_cache), tuple(notes)
 
 
-def _load(source: str) -> "MoEModel":
-    from perfmodel.model import MoEModel, bundled_models
-
-    if source not in bundled_models() and _is_gguf(source):
-        return MoEModel.from_gguf(source)
-    return MoEModel.from_config(source)
-
-
-def _is_gguf(source: str) -> bool:
-    """Whether a file is GGUF, by its name or its first bytes; what cannot be read is left to the reader of configs."""
-    try:
-        path = Path(source)
-        if not path.is_file():
-            return False
-        if path.suffix.lower() == ".gguf":
-            return True
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except (OSError, ValueError):
-        return False
+def _overridden(model: "MoEModel", choices: list[str]) -> "MoEModel":
+    """The model with other formats for some classes; a class without parameters of its own is refused."""
+    storage = model.storage.override(choices)
+    params = model.params_by_class()
+    for choice in choices:
+        name = choice.partition("=")[0].strip().lower()
+        if params.get(name, 1) == 0:
+            have = ", ".join(one for one, count in params.items() if count)
+            raise PerfModelError(
+                f"--dtype: found {quoted(choice)}, but the model stores no {name}; allowed: {have}, all"
+            )
+    # Packed weights that the config does not speak of are unpacked for every product.
+    return dataclasses.replace(model, storage=storage, compute="bfloat16")
 
 
 def _kernels(text: str, model: "MoEModel") -> tuple[str, ...]:

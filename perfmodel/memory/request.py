@@ -169,6 +169,13 @@ def checked(given_model: object, given_system: object, options: Options) -> Requ
         reserve is None
     )
     notes += [f"the cache holds numbers of {KV_BITS:g} bits"] * (kv_bits is None)
+    mixes = [name for name, stored in loaded.storage.by_class().items() if "+" in stored.name]
+    divided = parallel.pipeline > 1 or gpu_experts is not None or policy is not None
+    if mixes and divided:
+        notes.append(
+            f"every layer is taken to store {' and '.join(mixes)} weights at the mean bits of all layers, though the "
+            "checkpoint mixes formats: layers of more bits need more than this says"
+        )
     if loaded.storage != model.storage:
         notes.append("formats that the engine has no kernels for are unpacked to bfloat16")
     return Request(

@@ -108,8 +108,13 @@ class MoEModel(Shape):
         return found[0]
 
     def with_experts(self) -> "MoEModel":
-        """The model itself; ModelConfigError unless every MoE layer has the same experts, and there is one."""
+        """The model itself; ModelConfigError unless it is a decoder whose MoE layers have the same experts."""
         _ = self.experts
+        if self.encoder_layers:
+            raise ModelConfigError(
+                f"model {one_line(self.name)}: has an encoder of {self.encoder_layers} layers; allowed: a decoder "
+                "(the model can be counted, and not priced)"
+            )
         return self
 
     @property
@@ -228,6 +233,11 @@ class MoEModel(Shape):
 
     # --- key-value cache
 
+    @property
+    def cached_bits(self) -> float:
+        """Bits of a cached number [bit]: those that the config names, or 16."""
+        return 16.0 if self.kv_bits is None else self.kv_bits
+
     def kv_parts(
         self, context_tokens: float, bits: float = 16, *, layout: str = "capped", mla_cache: MlaCache = "compressed"
     ) -> dict[str, float]:
@@ -310,9 +320,9 @@ class MoEModel(Shape):
 
         Parameters
         ----------
-        source : a bundled name (`bundled_models`), a ``config.json``, a folder that holds one, or the parsed config as
-            a mapping. A bundled name wins over a folder of that name; write ``./NAME`` for the folder. A
-            ``hf_quant_config.json`` beside the file is read for the stored bits.
+        source : a bundled name (`bundled_models`), a ``config.json``, a folder that holds one, a GGUF file (see
+            `from_gguf`), or the parsed config as a mapping. A bundled name wins over a folder of that name; write
+            ``./NAME`` for the folder. A ``hf_quant_config.json`` beside the file is read for the stored bits.
         name : name of the model; by default the bundled name, or the folder's or file's name.
 
         Raises
@@ -326,6 +336,8 @@ class MoEModel(Shape):
             config, found_name = ConfigKeys(sources.plain_values(source), "config"), ""
         else:
             path = sources.find(source)
+            if sources.is_gguf(path):
+                return cls.from_gguf(path, name=name)
             config, found_name = ConfigKeys(sources.read_json(path), sources.plain(path)), sources.name_of(path)
             neighbour = path.with_name("hf_quant_config.json")
             if neighbour.is_file():
@@ -343,6 +355,7 @@ class MoEModel(Shape):
                 *(f"default taken: {text}" for text in reading.defaults),
                 *storage.notes,
                 *_unsaid(found_name, storage),
+                *_of_states(reading.shape),
                 *reading.shape.left_out,
             ),
             **{one.name: getattr(reading.shape, one.name) for one in dataclasses.fields(Shape)},
@@ -371,9 +384,23 @@ class MoEModel(Shape):
             name=name or reading.name,
             family=reading.family,
             storage=reading.storage,
-            assumptions=reading.notes,
+            assumptions=(
+                *reading.notes,
+                *_of_states(reading.shape),
+                "a GGUF file does not say what products are computed in: bfloat16 taken",
+            ),
             **{one.name: getattr(reading.shape, one.name) for one in dataclasses.fields(Shape)},
         )
+
+
+def _of_states(shape: Shape) -> tuple[str, ...]:
+    """A sentence on the precision of constant states, which goes its own way."""
+    if not any(kind.recurrent_elements or kind.convolution_elements for kind in shape.attention):
+        return ()
+    return (
+        f"recurrent states hold numbers of {cache.RECURRENT_BITS} bits and convolution states of "
+        f"{cache.CONVOLUTION_BITS}, whatever the cache holds (assumed)",
+    )
 
 
 def _unsaid(name: str, storage: Storage) -> tuple[str, ...]:

@@ -63,6 +63,17 @@ def find(source: object) -> Path:
     return path
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a file is GGUF, by its name or its first bytes; what cannot be read is left to the reader of configs."""
+    try:
+        if path.suffix.lower() == ".gguf":
+            return True
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
 def _reason(error: Exception) -> str:
     """What an exception says, on one line."""
     return " ".join(str(getattr(error, "strerror", None) or error).split())

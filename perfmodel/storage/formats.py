@@ -163,7 +163,7 @@ def format_named(name: str) -> Format:
     if _FILE_MIX.fullmatch(key) and key not in FORMATS:
         raise ModelConfigError(
             f"format {one_line(name)}: is a GGUF file type whose tensors have several formats; allowed: a format for "
-            "each class, as in expert=q4_k attention=q6_k, or the GGUF file itself, which lists its tensors"
+            "each class, as in expert=q4_k and attention=q6_k, or the GGUF file itself, which lists its tensors"
         )
     found = FORMATS.get(_ALIASES.get(key, key))
     if found is None:

@@ -35,6 +35,7 @@ _GPTQ_KEYS = (
     "is_marlin_format",
     "block_name_to_quantize",
     "module_name_preceding_first_block",
+    "cache_block_outputs",
 )
 _BITS = (2, 3, 4, 5, 6, 7, 8)
 
@@ -182,6 +183,7 @@ def awq(table: ConfigKeys) -> Plan:
             "version",
             "format",
             "modules_to_not_convert",
+            "modules_to_fuse",
             "backend",
         ),
     )

@@ -443,6 +443,24 @@ def test_keys_that_say_the_same_twice_are_read() -> None:
     assert MoEModel.from_config(DEEPSEEK | dense) == MoEModel.from_config(DEEPSEEK)
 
 
+@pytest.mark.parametrize(
+    ("config", "key", "written"),
+    [
+        (MIXTRAL, "num_key_value_heads", "num_key_value_head"),
+        (GPT_OSS, "head_dim", "headdim"),
+        (QWEN, "head_dim", "head_dims"),
+        (GPT_OSS, "quantization_config", "quantisation_config"),
+        (GPT_OSS, "quantization_config", "quant_config"),
+    ],
+)
+def test_misspelled_keys_whose_default_would_be_taken_are_refused(
+    config: dict[str, Any], key: str, written: str
+) -> None:
+    message = refused({written if one == key else one: value for one, value in config.items()})
+    assert repr(written) in message
+    assert f"{key}, which is missing" in message
+
+
 class Broken:
     def __repr__(self) -> str:
         raise RuntimeError

@@ -13,7 +13,7 @@ ALIASES = MappingProxyType(
         "hidden_size": ("hidden_size", "d_model", "n_embd"),
         "num_hidden_layers": ("num_hidden_layers", "n_layers", "n_layer"),
         "num_attention_heads": ("num_attention_heads", "n_heads", "n_head"),
-        "num_key_value_heads": ("num_key_value_heads", "num_attention_groups"),
+        "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "num_attention_groups"),
         "head_dim": ("head_dim", "attention_head_dim"),
         "num_experts": (
             "num_local_experts",

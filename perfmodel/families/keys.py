@@ -1,5 +1,6 @@
 """Checked access to the keys of one config, which remembers what was read and which defaults were taken."""
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ _LOOKS_LIKE_MOE = re.compile(
     r"|mlp_layer_types|dense_layers|per_layer_config",
     re.IGNORECASE,
 )
+#: Keys that may say how weights are stored, where nothing else does.
+_QUANTISATION = re.compile(r"^quanti[sz]|^quant_|^quantizer", re.IGNORECASE)
 #: A switch that is off where the network has experts contradicts it.
 _SWITCH = re.compile(r"^(use|is|enable|with|has)_.*(moe|expert)", re.IGNORECASE)
 #: Parts of a config that say nothing about the shape of the language model; some say how it is stored.
@@ -255,6 +258,18 @@ class ConfigKeys:
                 ConfigKeys(value, f"{self.where}: {one_line(name)}").check_understood(family, has_experts, depth + 1)
         for table in self.tables:
             table.check_understood(family, has_experts)
+
+    def check_spelling(self) -> None:
+        """Refuse an unread key that is nearly one whose default was taken, or that speaks of quantisation."""
+        taken = [key for field in self.defaults for key in spellings(field) if key not in self.values]
+        for key, value in self.values.items():
+            if key in self.read or _is_off(value):
+                continue
+            near = difflib.get_close_matches(key[:80], taken, n=1, cutoff=0.9)
+            if not near and _QUANTISATION.search(key) and self.values.get("quantization_config") is None:
+                near = ["quantization_config"]
+            if near:
+                raise self.error(key, f"no such key; the one that is read is {near[0]}, which is missing")
 
 
 def _as_json(value: object, limit: int = 60) -> str:

@@ -149,6 +149,7 @@ def read_shape(config: ConfigKeys) -> Reading:
     keys.check_declared()
     shape = family.read(keys)
     _check_layer_types(keys, shape)
+    keys.check_spelling()
     keys.check_understood(name, bool(shape.moe_layers))
     beside = tuple(f"{key.removesuffix('_config')} left out ({key})" for key in config.values if _is_tower(config, key))
     return Reading(name, dataclasses.replace(shape, left_out=(*shape.left_out, *beside)), tuple(keys.defaults.values()))

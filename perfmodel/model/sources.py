@@ -34,7 +34,7 @@ def find(source: object) -> Path:
     ------
     ModelConfigError : there is no such thing, or it cannot be opened.
     """
-    allowed = "a config.json, a folder that holds one, or a bundled name: " + ", ".join(bundled_models())
+    allowed = "a config.json, a folder that holds one, a GGUF file, or a bundled name: " + ", ".join(bundled_models())
     if not isinstance(source, str | os.PathLike):
         raise ModelConfigError(f"model config: found {one_line(source)}; allowed: {allowed}, or a mapping")
     text = os.fspath(source)

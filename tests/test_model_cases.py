@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_model import DEEPSEEK, GPT_OSS, MIXTRAL, QWEN
 
 from perfmodel.errors import ModelConfigError
@@ -254,3 +256,32 @@ def test_common_keys_of_quantised_releases_are_no_obstacle() -> None:
         {"quant_method": "awq_marlin", "bits": 4, "group_size": 128},
     ):
         assert 4 < read(MIXTRAL, quantization_config=table).expert_bits < 5
+
+
+@given(heads=st.integers(1, 64), head_dim=st.integers(1, 256), layers=st.integers(1, 80), tokens=st.integers(0, 10**6))
+def test_grouped_queries_of_as_many_heads_are_plain_attention(
+    heads: int, head_dim: int, layers: int, tokens: int
+) -> None:
+    sizes = {"num_attention_heads": heads, "head_dim": head_dim, "num_hidden_layers": layers}
+    grouped, unsaid = (
+        read(MIXTRAL, **sizes, num_key_value_heads=heads),
+        read(MIXTRAL, **sizes, num_key_value_heads=None),
+    )
+    (attention,) = grouped.attention
+    assert attention.params == 4 * 4096 * heads * head_dim
+    assert grouped.kv_bytes(tokens) == grouped.kv_read_bytes(tokens) == tokens * layers * 2 * heads * head_dim * 2
+    assert grouped.attention == unsaid.attention
+
+
+@given(
+    heads=st.integers(1, 128), nope=st.integers(1, 256), rope=st.integers(1, 128), value=st.integers(1, 256),
+    share=st.floats(0, 1), tokens=st.integers(0, 10**6), bits=st.sampled_from([4, 8, 16]),
+)  # fmt: skip
+def test_a_latent_never_exceeds_its_expanded_form(
+    heads: int, nope: int, rope: int, value: int, share: float, tokens: int, bits: float
+) -> None:
+    rank = max(1, int(share * heads * (nope + value)))  # more would be no compression
+    sizes = {"num_attention_heads": heads, "qk_nope_head_dim": nope, "qk_rope_head_dim": rope, "v_head_dim": value}
+    model = read(DEEPSEEK, **sizes, kv_lora_rank=rank)
+    assert model.kv_bytes(tokens, bits) <= model.kv_bytes(tokens, bits, mla_cache="expanded")
+    assert model.kv_bytes(tokens, bits) == 61 * (rank + rope) * tokens * bits / 8

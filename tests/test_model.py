@@ -554,6 +554,8 @@ def test_what_is_not_a_config_file(tmp_path: Path) -> None:
         (b'{"model_type": "mixtral", "model_type": "olmoe"}', "twice"),
         (b"\xff\xfe\x00", "UTF-8"),
         (b"PK\x03\x04junk", "JSON"),
+        (b"GGUF", "a whole GGUF file"),
+        (b"GGUF\x03\x00\x00\x00", "a whole GGUF file"),
         (b"[" * 100_000, "nested"),
         (b'{"model_type": ' + b"9" * 5000 + b"}", "JSON"),
         (b" " * (16 * 2**20 + 1), "16 MiB"),

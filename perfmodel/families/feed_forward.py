@@ -1,6 +1,6 @@
 """Builders of the feed-forward networks that several families share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from perfmodel.errors import ModelConfigError
 from perfmodel.families.attention import linear
@@ -137,6 +137,45 @@ def decoder(
         tied_embeddings=config.flag("tie_word_embeddings", default=tied),
         left_out=left_out,
     )
+
+
+#: Required keys of families whose every layer has experts of the width ``intermediate_size``.
+UNIFORM_KEYS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_experts",
+    "top_k",
+    "vocab_size",
+)
+
+
+def uniform(
+    config: ConfigKeys,
+    attention: tuple[Attention, ...],
+    *,
+    expert: Callable[[int, int], Tensors],
+    router: str,
+    router_bias: bool = False,
+    norm_params: int | None = None,
+    tied: bool = False,
+) -> Shape:
+    """A decoder whose every layer has experts of the width ``intermediate_size``.
+
+    expert : the tensors of one expert, from width of the network and of the expert. norm_params : those of each layer
+    around the experts; by default one norm.
+    """
+    hidden, num_layers, width = (config.size(key) for key in ("hidden_size", "num_hidden_layers", "intermediate_size"))
+    count, top_k = count_and_top_k(config)
+    kinds = dense_and_moe(
+        num_layers,
+        tuple(range(num_layers)),
+        norm_params=hidden if norm_params is None else norm_params,
+        experts=Experts(count=count, top_k=top_k, size=width, tensors=expert(hidden, width)),
+        router=linear(router, hidden, count, bias=router_bias),
+    )
+    return decoder(config, attention, kinds, tied=tied)
 
 
 #: Keys that count layers for multi-token prediction, which publishers leave out of their totals.

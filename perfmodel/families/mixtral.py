@@ -1,21 +1,10 @@
 """Mixtral (Mistral AI, arXiv:2401.04088), and families whose experts have the width ``intermediate_size``."""
 
 from perfmodel.families.attention import HEAD_DEFAULTS, by_window, grouped_query, heads_of, linear, windows_of
-from perfmodel.families.feed_forward import count_and_top_k, decoder, dense_and_moe
+from perfmodel.families.feed_forward import UNIFORM_KEYS, uniform
 from perfmodel.families.keys import ConfigKeys, Declared
-from perfmodel.families.network import Experts, Shape, Tensors
+from perfmodel.families.network import Shape, Tensors
 from perfmodel.families.registry import Family
-
-_REQUIRED = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_experts",
-    "top_k",
-    "vocab_size",
-)
-
 
 #: Name of the router.
 ROUTER = "block_sparse_moe.gate"
@@ -33,29 +22,16 @@ def expert_tensors(hidden: int, width: int) -> Tensors:
 
 def _mixtral(config: ConfigKeys) -> Shape:
     hidden, num_layers = config.size("hidden_size"), config.size("num_hidden_layers")
-    count, top_k = count_and_top_k(config)
-    width = config.size("intermediate_size")
     heads, kv_heads, head_dim = heads_of(config)
-    windows = windows_of(config, num_layers)
     tensors = grouped_query(hidden, heads, kv_heads, head_dim)
-    return decoder(
-        config,
-        by_window(windows, tensors, heads, kv_heads, head_dim, norm_params=hidden),
-        dense_and_moe(
-            num_layers,
-            tuple(range(num_layers)),
-            norm_params=hidden,
-            experts=Experts(count=count, top_k=top_k, size=width, tensors=expert_tensors(hidden, width)),
-            router=linear(ROUTER, hidden, count),
-        ),
-        tied=False,
-    )
+    attention = by_window(windows_of(config, num_layers), tensors, heads, kv_heads, head_dim, norm_params=hidden)
+    return uniform(config, attention, expert=expert_tensors, router=ROUTER)
 
 
 FAMILIES = {
     "mixtral": Family(
         Declared(
-            required=_REQUIRED,
+            required=UNIFORM_KEYS,
             optional={**HEAD_DEFAULTS, "sliding_window": "none", "tie_word_embeddings": "false"},
         ),
         _mixtral,

@@ -1,48 +1,28 @@
 """gpt-oss (OpenAI, model card of August 2025)."""
 
-from perfmodel.families.attention import HEAD_DEFAULTS, by_window, grouped_query, heads_of, linear, windows_of
-from perfmodel.families.feed_forward import count_and_top_k, decoder, dense_and_moe, gated
+import functools
+
+from perfmodel.families.attention import HEAD_DEFAULTS, by_window, grouped_query, heads_of, windows_of
+from perfmodel.families.feed_forward import UNIFORM_KEYS, gated, uniform
 from perfmodel.families.keys import ConfigKeys, Declared
-from perfmodel.families.network import Experts, Shape
+from perfmodel.families.network import Shape
 from perfmodel.families.registry import Family
 
 
 def _gpt_oss(config: ConfigKeys) -> Shape:
     hidden, num_layers = config.size("hidden_size"), config.size("num_hidden_layers")
-    count, top_k = count_and_top_k(config)
-    width = config.size("intermediate_size")
     heads, kv_heads, head_dim = heads_of(config)
     bias = config.flag("attention_bias", default=True)
     tensors = grouped_query(hidden, heads, kv_heads, head_dim, bias=bias, output_bias=bias, sinks=True)
-    return decoder(
-        config,
-        by_window(windows_of(config, num_layers), tensors, heads, kv_heads, head_dim, norm_params=hidden),
-        dense_and_moe(
-            num_layers,
-            tuple(range(num_layers)),
-            norm_params=hidden,
-            experts=Experts(
-                count=count, top_k=top_k, size=width, tensors=gated("mlp.experts", hidden, width, bias=True)
-            ),
-            router=linear("mlp.router", hidden, count, bias=True),
-        ),
-        tied=False,
-    )
+    attention = by_window(windows_of(config, num_layers), tensors, heads, kv_heads, head_dim, norm_params=hidden)
+    expert = functools.partial(gated, "mlp.experts", bias=True)
+    return uniform(config, attention, expert=expert, router="mlp.router", router_bias=True)
 
 
 FAMILIES = {
     "gpt_oss": Family(
         Declared(
-            required=(
-                "hidden_size",
-                "intermediate_size",
-                "num_hidden_layers",
-                "num_attention_heads",
-                "num_experts",
-                "top_k",
-                "vocab_size",
-                "layer_types",
-            ),
+            required=(*UNIFORM_KEYS, "layer_types"),
             optional={**HEAD_DEFAULTS, "attention_bias": "true", "tie_word_embeddings": "false"},
         ),
         _gpt_oss,

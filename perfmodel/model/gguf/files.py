@@ -132,7 +132,12 @@ def _header(part: Path) -> Header:
     where, size = plain(part), part.stat().st_size
     if not 0 < size < _LARGEST_FILE:
         raise ModelConfigError(f"{where}: has {size} bytes; allowed: a GGUF file")
-    return read_header(part, where, size, ModelConfigError, vocabularies=True)
+    try:
+        return read_header(part, where, size, ModelConfigError, vocabularies=True)
+    except ModelConfigError as error:
+        # The reader of headers serves traces too, and says what is wrong; what a model may be is said here.
+        said = str(error)
+        raise ModelConfigError(said if "allowed" in said else f"{said}; allowed: a whole GGUF file") from None
 
 
 def _check_part(part: Path, header: Header, number: int, count: int) -> None:

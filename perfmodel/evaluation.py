@@ -11,11 +11,11 @@ import numpy as np
 from perfmodel.errors import PerfModelError
 
 #: Parts of a token's critical path; they add up to the time per output token.
-PARTS = ("attention", "router", "dense", "experts_gpu", "link", "ndp", "head", "overhead")
+PARTS = ("attention", "router", "dense", "experts_gpu", "link", "ndp", "cpu", "head", "overhead")
 
 
 #: What works at the same time, and how busy it is.
-RESOURCES = ("gpu", "link", "ndp")
+RESOURCES = ("gpu", "link", "ndp", "cpu")
 
 Family = Literal["mean", "percentile", "prefill", "plan"]
 
@@ -48,7 +48,7 @@ _METRICS = (
     Metric("ttft_s", "s", "prefill", "lower", "time to first token: the prefill"),
     Metric("migration_s", "s", "prefill", "lower", "one-off copies after the prefill"),
     Metric("end_to_end_s", "s", "prefill", "lower", "prefill, copies and decode"),
-    Metric("hit_rate", "1", "plan", "higher", "share of decode picks that find their expert placed on the GPU"),
+    Metric("hit_rate", "1", "plan", "higher", "share of decode picks that find their expert on the GPU"),
     Metric("quant_loss", "1", "plan", "lower", "mean quantisation loss of a decode pick: output error of its expert"),
     Metric("quant_loss_vs_uniform", "1", "plan", "lower", "quantisation loss over that of uniform bits at its mean"),
     Metric("quant_noise", "1", "plan", "lower", "noise: quantisation loss over the experts' output variance"),
@@ -114,16 +114,16 @@ def metric_names(metrics: object) -> tuple[str, ...]:
 class HitRates(NamedTuple):
     """Share of decode picks that find their expert on the GPU, beside its controls; every sequence counts alike.
 
-    own : the policy's placement. uniform : K / E. other_sequence : placed by another sequence's prefill.
+    own : the policy's placement or cache. uniform : K / E. other_sequence : placed by another sequence's prefill.
     static : placed by the decode profile of the other sequences. oracle : placed by the sequence's own decode.
-    None where the trace cannot tell.
+    None where the trace cannot tell, or the policy does not place experts by importance.
     """
 
     own: float
     uniform: float
     other_sequence: float | None
     static: float | None
-    oracle: float
+    oracle: float | None
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Evaluation:
     memory_bytes: dict[str, dict[str, float]]
     bandwidth_floor_s: float
     binding_resource: str
-    hit_rate: HitRates | None
+    hit_rate: HitRates
     prefill_decode_cosine: tuple[float, ...] | None
     quant_loss: float | None
     quant_loss_vs_uniform: float | None
@@ -174,7 +174,7 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain Python values, ready for JSON."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        values["hit_rate"] = None if self.hit_rate is None else self.hit_rate._asdict()
+        values["hit_rate"] = self.hit_rate._asdict()
         values["notes"] = list(self.notes)
         if self.prefill_decode_cosine is not None:
             # A layer without a single assigned pick has no cosine.

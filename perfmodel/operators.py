@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.families import Cache, Tensors, params_of
-from perfmodel.kernels.replay import ACTIVATION_BYTES
+from perfmodel.kernels.cpu import ACTIVATION_BYTES
 from perfmodel.model import MoEModel
 from perfmodel.model.cache import state_bytes
 

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from perfmodel import reference
 from perfmodel.bitwidth import losses_for
-from perfmodel.evaluation import PARTS, Evaluation
+from perfmodel.evaluation import PARTS, RESOURCES, Evaluation
 from perfmodel.hardware import System
 from perfmodel.operators import ATTENTION_LAUNCHES, DENSE_LAUNCHES, HEAD_LAUNCHES, ROUTER_LAUNCHES
 from perfmodel.point import dram_efficiency
-from perfmodel.policies import Executor, WorkClass
+from perfmodel.policies import Executor, Plan, When, WorkClass
 from perfmodel.run import Run
 
 _ACTIVATION_BYTES = 2
@@ -37,6 +37,15 @@ class _Machine:
         # The reference walks through every fold, so the same work is timed once.
         self.expert_on_gpu = functools.cache(self._expert_on_gpu)
         self.expert_near_memory = functools.cache(self._expert_near_memory)
+        self.expert_on_cpu = functools.cache(self._expert_on_cpu)
+        self.round_trip_s = 0.0 if system.host is None else system.host.round_trip_s
+        self.copy_overhead_s = 0.0 if system.host is None else system.host.copy_overhead_s
+        # Where attention and the rest of the network around the experts run: [flop/s], [byte/s], [byte], [s].
+        rates = {"gpu": (self.gpu_flops, self.gpu_rate, system.gpu.memory_n_half_bytes, self.launch_s)}
+        if system.cpu is not None:
+            flops = max(system.cpu.effective_flops_per_s(), system.cpu.effective_vector_flops_per_s)
+            rates["cpu"] = (flops, system.cpu.effective_dram_bandwidth_bytes_per_s, 0.0, 0.0)
+        self.at_attention, self.at_trunk = rates[run.plan.attention_on], rates[run.plan.trunk_on]
 
     def transfer(self, size: float) -> float:
         """Time of one copy over the link [s]."""
@@ -45,22 +54,50 @@ class _Machine:
             reference.transfer_time(size, link.effective_bandwidth_bytes_per_s, link.latency_s, link.n_half_bytes)
         )
 
-    def operator(self, params: float, tokens: float, bits: float, launches: int, kernels: int = 1) -> float:
-        """Time of one GPU operator that reads its weights once [s]."""
+    def copy(self, bits: float) -> float:
+        """Time of one copy of an expert over the link [s]."""
+        return self.copy_overhead_s + self.transfer(self.model.expert_params * bits / 8)
+
+    def operator(
+        self,
+        params: float,
+        tokens: float,
+        bits: float,
+        launches: int,
+        at: tuple[float, float, float, float],
+        kernels: int = 1,
+    ) -> float:
+        """Time of one operator that reads its weights once, at the rates of where it runs [s]."""
         if params == 0:
             return 0.0
+        flops, rate, n_half, launch_s = at
         moved = params * bits / 8 + 2 * tokens * self.model.hidden_size * _ACTIVATION_BYTES
-        n_half = self.system.gpu.memory_n_half_bytes * kernels
-        return float(
-            reference.roofline_time(
-                2 * tokens * params, moved, self.gpu_flops, self.gpu_rate, n_half, launches * self.launch_s
-            )
-        )
+        work = 2 * tokens * params
+        return float(reference.roofline_time(work, moved, flops, rate, n_half * kernels, launches * launch_s))
 
     def _expert_on_gpu(self, tokens: int, bits: float) -> float:
         """Time of one expert on the GPU [s]."""
         matrices = len(self.model.expert_matrices)
-        return self.operator(self.model.expert_params, tokens, bits, matrices, matrices)
+        at = self.gpu_flops, self.gpu_rate, self.system.gpu.memory_n_half_bytes, self.launch_s
+        return self.operator(self.model.expert_params, tokens, bits, matrices, at, matrices)
+
+    def _expert_on_cpu(self, tokens: int, bits: float) -> float:
+        """Time of one expert on the host [s]."""
+        cpu = self.system.cpu
+        assert cpu is not None
+        return float(
+            reference.cpu_expert_time(
+                tokens,
+                self.model.expert_params,
+                self.model.expert_params * bits / 8,
+                self.model.hidden_size,
+                cpu.effective_flops_per_s(),
+                cpu.effective_vector_flops_per_s,
+                1 if cpu.tile_rows is None else cpu.tile_rows,
+                cpu.effective_dram_bandwidth_bytes_per_s,
+                cpu.expert_overhead_s,
+            )
+        )
 
     def _expert_near_memory(self, tokens: int, work: WorkClass) -> float:
         """Time of one expert on the near-data device, without the link [s]."""
@@ -96,12 +133,13 @@ class _Machine:
     def attention(self, formula: Callable[..., Any], tokens: float) -> float:
         """Attention of all layers, by the decode or the prefill formula [s]."""
         total = 0.0
+        rate_flops, rate_bytes, n_half, launch = self.at_attention
         for kind in self.model.attention:
             # A constant state is read and written once a step; its update and its use are two products an element.
             state = 2 * (4 * kind.recurrent_elements + 2 * kind.convolution_elements)
             weights = kind.params * self.model.storage.attention.bits / 8 + state
             flops = 2 * kind.params + 4 * kind.recurrent_elements
-            launch_s = ATTENTION_LAUNCHES * self.launch_s if kind.tensors else 0.0
+            launch_s = ATTENTION_LAUNCHES * launch if kind.tensors else 0.0
             for cache in kind.caches or (None,):
                 window, work, moved = _of_context(cache, self.model.cached_bits)
                 one = float(
@@ -112,9 +150,9 @@ class _Machine:
                         weights,
                         work,
                         moved,
-                        self.gpu_flops,
-                        self.gpu_rate,
-                        self.system.gpu.memory_n_half_bytes,
+                        rate_flops,
+                        rate_bytes,
+                        n_half,
                         launch_s,
                     )
                 )
@@ -129,13 +167,14 @@ class _Machine:
         parts = {"router": 0.0, "dense": 0.0, "shared": 0.0}
         for kind in model.feed_forward:
             count = len(kind.layers)
-            router = self.operator(_params(kind.router), tokens, stored.router.bits, ROUTER_LAUNCHES)
-            dense = self.operator(_params(kind.dense), tokens, stored.dense.bits, DENSE_LAUNCHES)
-            shared = self.operator(_params(kind.shared), tokens, stored.shared.bits, DENSE_LAUNCHES)
+            at = self.at_trunk
+            router = self.operator(_params(kind.router), tokens, stored.router.bits, ROUTER_LAUNCHES, at)
+            dense = self.operator(_params(kind.dense), tokens, stored.dense.bits, DENSE_LAUNCHES, at)
+            shared = self.operator(_params(kind.shared), tokens, stored.shared.bits, DENSE_LAUNCHES, at)
             parts["router"] += count * router
             parts["dense"] += count * dense
             parts["shared"] += count * shared / len(model.moe_layers)
-        parts["head"] = self.operator(model.head_params, 1, stored.head.bits, HEAD_LAUNCHES)
+        parts["head"] = self.operator(model.head_params, 1, stored.head.bits, HEAD_LAUNCHES, self.at_trunk)
         return parts
 
 
@@ -154,38 +193,95 @@ def _of_context(cache: Any, bits: float) -> tuple[float, float, float]:
 
 
 class _Layer:
-    """Both sides of one layer, filled pick by pick."""
+    """The sides of one layer, filled pick by pick."""
 
-    def __init__(self, shared_s: float) -> None:
-        self.link = self.link_ahead = self.ndp_link = self.ndp = 0.0
-        self.gpu = shared_s
+    def __init__(self, plan: Plan, shared_s: float) -> None:
+        self.plan = plan
+        self.link = self.link_ahead = self.link_behind = self.ndp_link = self.ndp = 0.0
+        self.gpu = shared_s if plan.trunk_on == "gpu" else 0.0
+        self.cpu = shared_s if plan.trunk_on == "cpu" else 0.0
+        self.cpu_behind = self.crossing = self.host = 0.0
+        # Copies that the layer waits for, with class and tokens, and the computing that follows each.
+        self.queue: list[tuple[int, int, float, float]] = []
 
-    def add(self, machine: _Machine, work: WorkClass, tokens: int) -> None:
+    def add(self, machine: _Machine, number: int, tokens: int) -> None:
         """Add one expert's work."""
+        work = self.plan.classes[number]
         if work.executor == Executor.SKIP or tokens == 0:
             return
         if work.executor == Executor.NDP:
             self.ndp_link += 2 * machine.transfer(tokens * machine.model.hidden_size * _ACTIVATION_BYTES)
             self.ndp += machine.expert_near_memory(tokens, work)
             return
-        self.gpu += machine.expert_on_gpu(tokens, work.bits)
-        if work.executor == Executor.FETCH:
-            copy = machine.transfer(machine.model.expert_params * work.bits / 8)
-            if work.wasted:
-                self.link_ahead += copy
-            if work.ahead:
-                self.link_ahead += copy
+        if work.executor == Executor.CPU:
+            seconds = machine.expert_on_cpu(tokens, work.bits)
+            if work.when == When.BEHIND:
+                self.cpu_behind += seconds
             else:
-                self.link += copy
+                self.cpu += seconds
+            return
+        computing = 0.0 if work.executor == Executor.COPY else machine.expert_on_gpu(tokens, work.bits)
+        self.gpu += computing
+        if work.executor == Executor.GPU:
+            return
+        copy = machine.copy(work.bits)
+        if work.when == When.AHEAD:
+            self.link_ahead += copy
+        elif work.when == When.BEHIND:
+            self.link_behind += copy
+        else:
+            self.link += copy
+            self.queue.append((number, tokens, copy, computing))
 
-    def path(self, gpu_before: float, overlap: str) -> dict[str, float]:
+    def add_host(self, machine: _Machine, numbers: Iterable[int], tokens: int) -> None:
+        """Add the host's part: round trips, and the activations of the whole layer sent once."""
+        used = {self.plan.classes[number].executor for number in numbers}
+        trips = self.plan.round_trips
+        if trips == "layer" or (trips == "cpu" and Executor.CPU in used):
+            self.host = machine.round_trip_s
+        away = {Executor.CPU} if self.plan.trunk_on == "gpu" else {Executor.GPU, Executor.FETCH}
+        if used & away:
+            self.crossing = 2 * machine.transfer(tokens * machine.model.hidden_size * _ACTIVATION_BYTES)
+
+    def gpu_side(self) -> float:
+        """Copies waited for, and computing [s]."""
+        if self.plan.fetch == "before":
+            return self.link + self.gpu
+        # Residents first, then every expert when it has been copied, one after another.
+        queue = sorted(self.queue, key=lambda item: (item[0], -item[1]))
+        done = self.gpu - math.fsum(computing for *_, computing in queue)
+        copied = 0.0
+        for *_, copy, computing in queue:
+            copied += copy
+            done = max(done, copied) + computing
+        return done
+
+    def window(self, overlap: str, attention_s: float) -> float:
+        """How long the link is free until the next layer needs what it brings [s]."""
+        sides = (self.gpu_side(), self.ndp_link + self.ndp, self.cpu)
+        return attention_s + (max(sides) if overlap == "max" else sum(sides)) - self.link
+
+    def path(self, before: "_Layer | None", overlap: str, attention_s: float) -> dict[str, float]:
         """What is on the critical path, by part [s]."""
-        link = self.link + max(0.0, self.link_ahead - gpu_before)
-        gpu = {"link": link, "experts_gpu": self.gpu, "ndp": 0.0}
-        near = {"link": self.ndp_link, "experts_gpu": 0.0, "ndp": self.ndp}
-        if overlap == "sum":
-            return {part: gpu[part] + near[part] for part in gpu}
-        return gpu if link + self.gpu >= self.ndp_link + self.ndp else near
+        waiting, window, late = self.link_ahead, 0.0, 0.0
+        if before is not None:
+            waiting += before.link_behind
+            window = before.window(overlap, attention_s)
+            late = max(0.0, before.cpu_behind - attention_s)
+        link = self.gpu_side() - self.gpu + max(0.0, waiting - window)
+        sides = (
+            {"link": link, "experts_gpu": self.gpu},
+            {"link": self.ndp_link, "ndp": self.ndp},
+            {"cpu": self.cpu + late},
+        )
+        chosen = sides if overlap == "sum" else (max(sides, key=lambda side: sum(side.values())),)
+        found = dict.fromkeys(("link", "experts_gpu", "ndp", "cpu", "overhead"), 0.0)
+        for side in chosen:
+            for part, seconds in side.items():
+                found[part] += seconds
+        found["link"] += self.crossing
+        found["overhead"] += self.host
+        return found
 
 
 def per_pick(run: Run, system: System | None = None) -> dict[str, Any]:
@@ -195,37 +291,48 @@ def per_pick(run: Run, system: System | None = None) -> dict[str, Any]:
     """
     machine = _Machine(run, system or run.system)
     model, plan = run.model, run.plan
-    fixed = machine.around(1) | {"overhead": model.num_layers * machine.layer_overhead_s}
+    overheads = model.num_layers * machine.layer_overhead_s if plan.trunk_on == "gpu" else 0.0
+    fixed = machine.around(1) | {"overhead": overheads}
     shared = fixed.pop("shared")
     tokens: list[float] = []
     decode: list[float] = []
     # Kept as lists and added exactly at the end: a running sum over a long trace would lose digits.
     sums: dict[str, list[float]] = {part: [] for part in PARTS}
-    busy: dict[str, list[float]] = {"gpu": [], "link": [], "ndp": []}
+    busy: dict[str, list[float]] = {one: [] for one in RESOURCES}
+    contexts = [
+        int(start) + step + 1
+        for start, first, stop in zip(plan.context_start, plan.offsets, plan.offsets[1:], strict=False)
+        for step in range(int(stop - first))
+    ]
+    attention = [machine.attention(reference.decode_attention_time, context) for context in contexts]
+    between = machine.attention(reference.decode_attention_time, 1) / model.num_layers
     for s in range(len(plan.offsets) - 1):
         first = len(tokens)
-        for step, t in enumerate(range(int(plan.offsets[s]), int(plan.offsets[s + 1]))):
+        for t in range(int(plan.offsets[s]), int(plan.offsets[s + 1])):
             parts = dict.fromkeys(PARTS, 0.0) | fixed
-            context = int(plan.context_start[s]) + step + 1
-            parts["attention"] = machine.attention(reference.decode_attention_time, context)
-            gpu_before = 0.0
-            for picks in plan.picks[t]:
-                layer = _Layer(shared)
-                for pick in picks:
-                    layer.add(machine, plan.classes[int(pick)], 1)
-                for part, value in layer.path(gpu_before, plan.overlap).items():
+            parts["attention"] = attention[t]
+            before = None
+            for at, picks in enumerate(plan.picks[t]):
+                numbers = picks.tolist() + ([] if plan.copies is None else plan.copies[t, at].tolist())
+                layer = _Layer(plan, shared)
+                for number in numbers:
+                    layer.add(machine, number, 1)
+                layer.add_host(machine, numbers, 1)
+                for part, value in layer.path(before, plan.overlap, between).items():
                     parts[part] += value
-                gpu_before = layer.gpu
+                before = layer
                 busy["gpu"].append(layer.gpu)
-                busy["link"].append(layer.link + layer.link_ahead + layer.ndp_link)
+                busy["link"].append(layer.link + layer.link_ahead + layer.link_behind + layer.ndp_link + layer.crossing)
                 busy["ndp"].append(layer.ndp)
-            busy["gpu"] += [parts[part] for part in ("attention", "router", "dense", "head")]
+                busy["cpu"].append(layer.cpu + layer.cpu_behind)
+            busy[plan.attention_on].append(parts["attention"])
+            busy[plan.trunk_on] += [parts[part] for part in ("router", "dense", "head")]
             tokens.append(math.fsum(parts.values()))
             for part in PARTS:
                 sums[part].append(parts[part])
         decode.append(math.fsum(tokens[first:]))
     prefill = _prefill(machine, run)
-    expert = machine.transfer(model.expert_params * model.expert_bits / 8)
+    expert = machine.copy(model.expert_bits)
     migration = [float(count) * expert for count in plan.migrated_experts]
     count = len(tokens)
     mean = math.fsum(tokens) / count
@@ -251,15 +358,20 @@ def per_pick(run: Run, system: System | None = None) -> dict[str, Any]:
     return result
 
 
+#: Below this share of the sum of their kind, parts differ by rounding alone: some are differences of longer times.
+_ROUNDING = 1e-14
+
+
 def largest_difference(evaluation: Evaluation, checked: dict[str, Any]) -> float:
     """Largest relative difference between an evaluation and the plain loop, over every number of both [1]."""
 
-    def difference(one: Any, other: Any) -> float:
+    def difference(one: Any, other: Any, rounding: float = 0.0) -> float:
         if isinstance(other, dict):
-            return max(difference(one[key], value) for key, value in other.items())
+            rounding = _ROUNDING * sum(map(abs, other.values()))
+            return max(difference(one[key], value, rounding) for key, value in other.items())
         if one is None or other is None:
             return 0.0 if one is other else math.inf
-        if one == other:
+        if one == other or abs(one - other) <= rounding:
             return 0.0
         relative = abs(one - other) / max(abs(one), abs(other))
         return float(relative) if math.isfinite(relative) else math.inf
@@ -276,12 +388,16 @@ def _prefill(machine: _Machine, run: Run) -> list[float] | None:
         total = machine.attention(reference.prefill_attention_time, prompt)
         around = machine.around(prompt)
         shared = around.pop("shared")
-        total += sum(around.values()) + model.num_layers * machine.layer_overhead_s
+        total += sum(around.values())
+        if plan.trunk_on == "gpu":
+            total += model.num_layers * machine.layer_overhead_s
         for classes, counts in zip(plan.prefill_class[s], plan.prefill_tokens[s], strict=True):
-            layer = _Layer(shared)
-            for number, count in zip(classes.tolist(), counts.tolist(), strict=True):
-                layer.add(machine, plan.classes[number], count)
-            total += sum(layer.path(0.0, "max").values())
+            layer = _Layer(plan, shared)
+            chosen = [(n, count) for n, count in zip(classes.tolist(), counts.tolist(), strict=True) if count]
+            for number, count in chosen:
+                layer.add(machine, number, count)
+            layer.add_host(machine, [number for number, _ in chosen], prompt)
+            total += sum(layer.path(None, "max", 0.0).values())
         times.append(total)
     return times
 
@@ -329,8 +445,10 @@ def _bytes(machine: _Machine, run: Run) -> dict[str, float]:
     model, plan = run.model, run.plan
     ndp = machine.system.ndp
     activation = 2 * model.hidden_size * _ACTIVATION_BYTES
-    tiers = ("gpu_memory", "link_weights", "link_activations", "ndp_memory")
+    tiers = ("gpu_memory", "link_weights", "link_activations", "ndp_memory", "cpu_memory")
     moved: dict[str, list[float]] = {tier: [] for tier in tiers}
+    around, of_attention = moved[f"{plan.trunk_on}_memory"], moved[f"{plan.attention_on}_memory"]
+    away = {Executor.CPU} if plan.trunk_on == "gpu" else {Executor.GPU, Executor.FETCH}
     steps = 0
     stored = model.storage
     every: list[tuple[int, float, int]] = [(model.head_params, stored.head.bits, 1)]
@@ -342,21 +460,26 @@ def _bytes(machine: _Machine, run: Run) -> dict[str, float]:
             steps += 1
             context = int(plan.context_start[s]) + step + 1
             for params, bits, count in every:
-                moved["gpu_memory"].append(count * (params * bits / 8 + activation) if params else 0.0)
+                around.append(count * (params * bits / 8 + activation) if params else 0.0)
             for kind in model.attention:
                 state = 2 * (4 * kind.recurrent_elements + 2 * kind.convolution_elements)
                 weights = kind.params * stored.attention.bits / 8 + state
                 for cache in kind.caches:
                     window, _, each = _of_context(cache, model.cached_bits)
                     weights += min(context, window) * each
-                moved["gpu_memory"].append(len(kind.layers) * weights)
-            for pick in _flat(plan.picks[t]):
+                of_attention.append(len(kind.layers) * weights)
+            for picks in plan.picks[t]:
+                if any(plan.classes[pick].executor in away for pick in picks.tolist()):
+                    moved["link_activations"].append(activation)
+            for pick in [*_flat(plan.picks[t]), *([] if plan.copies is None else _flat(plan.copies[t]))]:
                 work = plan.classes[pick]
                 weights = model.expert_params * work.bits / 8
                 if work.executor in (Executor.GPU, Executor.FETCH):
                     moved["gpu_memory"].append(weights + activation)
-                if work.executor == Executor.FETCH:
-                    moved["link_weights"].append(weights * (2 if work.wasted else 1))
+                if work.executor in (Executor.FETCH, Executor.COPY):
+                    moved["link_weights"].append(weights)
+                if work.executor == Executor.CPU:
+                    moved["cpu_memory"].append(weights + activation)
                 if work.executor == Executor.NDP:
                     scales = ndp.scale_bits_per_weight if ndp is not None and work.quantised else 0.0
                     elements = sum(a * b for a, b in model.expert_matrices)

@@ -15,6 +15,7 @@ from perfmodel.routing import RoutingTrace, statistics
 
 Phase = Literal["prefill", "decode"]
 Norm = Literal["sum", "min-max"]
+Device = Literal["gpu", "cpu"]
 
 #: Experts per layer on the GPU in the published evaluation, by (layers, experts, hidden size).
 PUBLISHED_GPU_EXPERTS = {(32, 8, 4096): 4, (56, 8, 6144): 2}
@@ -124,28 +125,56 @@ class Footprint(NamedTuple):
         return float(sum(self))
 
 
+def _outside(model: MoEModel, device: Device, attention_on: Device, trunk_on: Device) -> float:
+    """Weights beside the routed experts that are on a device [byte]."""
+    sizes = {name: size for name, size in model.bytes_by_class().items() if name != "expert"}
+    on = {name: attention_on if name == "attention" else trunk_on for name in sizes}
+    return sum(size for name, size in sizes.items() if on[name] == device)
+
+
 def gpu_footprint(
-    model: MoEModel, experts_per_layer: float, context_tokens: int, *, buffer_bytes: float = 0.0
+    model: MoEModel,
+    experts_per_layer: float,
+    context_tokens: int,
+    *,
+    buffer_bytes: float = 0.0,
+    attention_on: Device = "gpu",
+    trunk_on: Device = "gpu",
 ) -> Footprint:
-    """GPU bytes with ``experts_per_layer`` experts of every MoE layer resident at the stored precision."""
+    """GPU bytes with ``experts_per_layer`` experts of every MoE layer resident at the stored precision.
+
+    attention_on : where attention and its KV cache are. trunk_on : where everything else beside the experts is.
+    """
     resident = experts_per_layer * len(model.moe_layers) * model.expert_bytes(model.expert_bits)
     return Footprint(
-        other_weights=model.non_expert_bytes,
+        other_weights=_outside(model, "gpu", attention_on, trunk_on),
         experts=resident,
         replicas=0.0,
-        kv_cache=float(model.kv_bytes(context_tokens, model.cached_bits)),
+        kv_cache=float(model.kv_bytes(context_tokens, model.cached_bits)) if attention_on == "gpu" else 0.0,
         buffers=buffer_bytes,
     )
 
 
-def memory_footprint(model: MoEModel, replica_bits: Sequence[float]) -> Footprint:
-    """Bytes on the near-data device: every expert at its stored precision, and one copy at each replica width."""
-    experts = model.num_experts * len(model.moe_layers)
+def memory_footprint(
+    model: MoEModel,
+    replica_bits: Sequence[float],
+    *,
+    copies: int = 1,
+    context_tokens: int = 0,
+    attention_on: Device = "gpu",
+    trunk_on: Device = "gpu",
+) -> Footprint:
+    """Bytes behind the link: every expert at its stored precision, and one copy at each replica width.
+
+    copies : how often the experts are kept, once for every socket that reads its own.
+    context_tokens, attention_on, trunk_on : what else is there, see `gpu_footprint`.
+    """
+    experts = model.num_experts * len(model.moe_layers) * copies
     return Footprint(
-        other_weights=0.0,
+        other_weights=_outside(model, "cpu", attention_on, trunk_on),
         experts=experts * model.expert_bytes(model.expert_bits),
         replicas=sum(experts * model.expert_bytes(bits) for bits in replica_bits),
-        kv_cache=0.0,
+        kv_cache=float(model.kv_bytes(context_tokens, model.cached_bits)) if attention_on == "cpu" else 0.0,
         buffers=0.0,
     )
 
@@ -167,10 +196,17 @@ def check_fits(what: str, use: Footprint, capacity_bytes: float, advice: str) ->
         raise PlacementError(f"{what} does not fit: {_sum_text(use)}, capacity {capacity_bytes / 1e9:.2f} GB; {advice}")
 
 
-def largest_gpu_experts(model: MoEModel, capacity_bytes: float, context_tokens: int) -> int:
+def largest_gpu_experts(
+    model: MoEModel,
+    capacity_bytes: float,
+    context_tokens: int,
+    *,
+    attention_on: Device = "gpu",
+    trunk_on: Device = "gpu",
+) -> int:
     """Largest count of resident experts per layer that fits the GPU, -1 if not even zero does."""
     per_layer = len(model.moe_layers) * model.expert_bytes(model.expert_bits)
-    free = capacity_bytes - gpu_footprint(model, 0, context_tokens).total
+    free = capacity_bytes - gpu_footprint(model, 0, context_tokens, attention_on=attention_on, trunk_on=trunk_on).total
     return min(model.num_experts, int(np.floor(free / per_layer))) if free >= 0 else -1
 
 

@@ -25,6 +25,7 @@ _SCALINGS = {"none": place.SCALING_NONE, "linear": place.SCALING_LINEAR, "native
 _NUMBERS = re.compile(r"(?<= is )[0-9.e+-]*[0-9]|(?<= gives )[0-9.e+-]+|(?<=\()[0-9]+(?=\))")
 #: Keys that set the DRAM efficiency of a near-data device by way of its timings.
 TIMINGS = ("ndp.dram.", "ndp.read_buffer")
+_CHANNELS = ("cpu.memory_channels", "cpu.populated_channels")
 
 
 class Points(NamedTuple):
@@ -135,7 +136,7 @@ def _places(system: System, dtype: str) -> list[Any]:
 
     A calibrated overhead per layer replaces the launches of the layer, so the overhead of a launch is then zero.
     """
-    gpu, link, ndp = system.gpu, system.link, system.ndp
+    gpu, link, ndp, cpu, host = system.gpu, system.link, system.ndp, system.cpu, system.host
     values: list[Any] = [0.0] * place.POINT_SIZE
     values[place.GPU_FLOPS] = gpu.effective_flops_per_s(dtype)
     values[place.GPU_BANDWIDTH] = gpu.effective_memory_bandwidth_bytes_per_s
@@ -145,6 +146,15 @@ def _places(system: System, dtype: str) -> list[Any]:
     values[place.LINK_BANDWIDTH] = link_bytes_per_s(system)
     values[place.LINK_LATENCY] = link.latency_s
     values[place.LINK_N_HALF] = link.n_half_bytes
+    if cpu is not None:
+        values[place.CPU_FLOPS] = cpu.effective_flops_per_s()
+        values[place.CPU_VECTOR_FLOPS] = cpu.effective_vector_flops_per_s
+        values[place.CPU_TILE] = 1.0 if cpu.tile_rows is None else cpu.tile_rows
+        values[place.CPU_BANDWIDTH] = cpu.effective_dram_bandwidth_bytes_per_s
+        values[place.CPU_OVERHEAD] = cpu.expert_overhead_s
+    if host is not None:
+        values[place.ROUND_TRIP] = host.round_trip_s
+        values[place.COPY_OVERHEAD] = host.copy_overhead_s
     if ndp is not None:
         values[place.NDP_BANDWIDTH] = ndp_bytes_per_s(system)
         values[place.NDP_ARRAYS] = ndp.arrays
@@ -196,12 +206,13 @@ def without_timings(
     """DRAM timings turned into the efficiency that follows from them, one distinct combination at a time.
 
     refused : where given, combinations that contradict each other get some efficiency and are marked here: by reason,
-        without its numbers, where they stand.
+        without its numbers, where they stand. So are more populated memory channels of a CPU than it has.
 
     Raises
     ------
     SpecError : without ``refused``, the first combination that contradicts itself.
     """
+    _check_channels(system, arrays, refused)
     timings = {key: array for key, array in arrays.items() if key.startswith(TIMINGS)}
     if not timings:
         return arrays
@@ -224,6 +235,24 @@ def without_timings(
         refused |= {reason: np.isin(where, rows).reshape(shape) for reason, rows in reasons.items()}
     others = {key: array for key, array in arrays.items() if key not in timings}
     return {**others, "ndp.dram_efficiency": efficiency[where].reshape(shape)}
+
+
+def _check_channels(
+    system: System, arrays: Mapping[str, NDArray[np.float64]], refused: dict[str, NDArray[np.bool_]] | None
+) -> None:
+    """Refuse points at which a CPU has memory in more channels than it has (see `without_timings`)."""
+    if system.cpu is None or not any(key in arrays for key in _CHANNELS):
+        return
+    own = (system.cpu.memory_channels, system.cpu.populated_channels)
+    channels, populated = (arrays.get(key, given) for key, given in zip(_CHANNELS, own, strict=True))
+    if channels is None or populated is None:
+        return
+    too_many = np.greater(populated, channels)
+    if too_many.any():
+        reason = f"cpu {system.cpu.name}: populated_channels is above memory_channels"
+        if refused is None:
+            raise SpecError(reason)
+        refused[reason] = too_many
 
 
 def _with_arrays(system: System, arrays: Mapping[str, NDArray[np.float64]]) -> System:

@@ -80,6 +80,28 @@ def transfer_time(bytes_moved: float, bytes_per_s: float, latency_s: float, n_ha
     return latency_s + n_half_bytes / bytes_per_s + bytes_moved / bytes_per_s
 
 
+def cpu_expert_time(
+    tokens: int,
+    params: float,
+    weight_bytes: float,
+    hidden: float,
+    flops_per_s: float,
+    vector_flops_per_s: float,
+    tile_rows: int,
+    bytes_per_s: float,
+    overhead_s: float,
+) -> float:
+    """Time of one expert on a CPU [s], its tiles counted one by one."""
+    if tokens == 0:
+        return 0.0
+    tiles = len(range(0, tokens, tile_rows))
+    arithmetic = [tiles * (2 * tile_rows * params) / flops_per_s]
+    if vector_flops_per_s:
+        arithmetic.append(tokens * (2 * params) / vector_flops_per_s)
+    activations = sum(2 * hidden for _ in ("read", "written")) * tokens
+    return overhead_s + max(min(arithmetic), (weight_bytes + activations) / bytes_per_s)
+
+
 def _each_fold(m: int, k: int, n: int, rows: int, cols: int, dataflow: int) -> Iterator[int]:
     """Cycles of every fold in turn."""
     if 0 in (m, k, n):

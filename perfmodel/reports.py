@@ -299,10 +299,10 @@ def comparison(evaluations: Sequence[Evaluation], differences: Sequence[float] |
         means = [number(sum(c) / len(c), 3) if c else "-" for c in cosines]
         rows.append(["prefill-decode cosine, mean of layers", "", *means])
     rates = [e.hit_rate for e in evaluations]
-    if any(rates):
-        for key, label in HIT_RATE_LABELS.items():
-            cells = [number(getattr(rate, key), 3) if rate else "-" for rate in rates]
-            rows.append([f"hit rate: {label}", "", *cells])
+    for key, label in HIT_RATE_LABELS.items():
+        shares: list[float | None] = [getattr(rate, key) for rate in rates]
+        if any(share is not None for share in shares):
+            rows.append([f"hit rate: {label}", "", *("-" if share is None else number(share, 3) for share in shares)])
     if differences is not None:
         rows.append(["largest difference from the per-pick loop", "1", *(f"{d:.0e}" for d in differences)])
     notes = list(dict.fromkeys(note for e in evaluations for note in e.notes))

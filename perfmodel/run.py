@@ -20,13 +20,15 @@ from perfmodel.bitwidth import LossTable
 from perfmodel.errors import PerfModelError, PolicyError, TraceError
 from perfmodel.evaluation import METRICS, PARTS, RESOURCES, Evaluation, HitRates, metric, percentile_of
 from perfmodel.hardware import System, load_system
-from perfmodel.kernels import front, replay
+from perfmodel.kernels import front, layer
 from perfmodel.kernels import price as kernel
-from perfmodel.kernels.replay import ACTIVATION_BYTES
+from perfmodel.kernels import work as kinds
+from perfmodel.kernels.cpu import ACTIVATION_BYTES
 from perfmodel.model import MoEModel
 from perfmodel.operators import attention_rows, operators
 from perfmodel.point import Points, hardware_point
-from perfmodel.policies import Executor, Plan, PlanInputs, Policy, parse_policy
+from perfmodel.policies import Executor, Plan, PlanInputs, Policy, footprints, parse_policy
+from perfmodel.policies.costs import expert_matrices
 from perfmodel.quality import Quality, SequenceQuality, plan_quality, sequence_quality
 from perfmodel.routing import Replay, RoutingTrace, statistics
 from perfmodel.states import States, decode_states, prefill_states
@@ -78,8 +80,7 @@ class Run:
 
     @functools.cached_property
     def _matrices(self) -> NDArray[np.float64]:
-        shapes, count = np.unique(np.array(self.model.expert_matrices, np.float64), axis=0, return_counts=True)
-        return np.column_stack([shapes, count.astype(np.float64)])
+        return expert_matrices(self.model)
 
     def _operators(self, tokens: float, last: float) -> NDArray[np.float64]:
         """Router, dense layers, LM head (for the ``last`` token alone) and shared experts, as rows of the kernels."""
@@ -89,6 +90,11 @@ class Run:
 
     def _states(self, states: States, overlapped: bool) -> tuple[Any, ...]:
         """What the kernels want to know about experts and states, in their order."""
+        how = np.zeros(layer.HOW_SIZE, np.int64)
+        how[layer.OVERLAPPED] = overlapped
+        how[layer.PIPELINED] = self.plan.fetch == "pipelined"
+        how[layer.ATTENTION_ON_CPU] = self.plan.attention_on == "cpu"
+        how[layer.TRUNK_ON_CPU] = self.plan.trunk_on == "cpu"
         return (
             float(self.model.num_layers),
             states.work,
@@ -98,9 +104,10 @@ class Run:
             states.row_offsets,
             states.row_work,
             states.row_count,
+            states.row_host,
             states.state_row,
             states.state_before,
-            overlapped,
+            how,
         )
 
     @functools.cached_property
@@ -116,7 +123,7 @@ class Run:
 
     @functools.cached_property
     def _token_inputs(self) -> tuple[Any, ...]:
-        offsets, state, count = replay.token_states(self.decode.state_id, len(self.decode.state_row))
+        offsets, state, count = layer.token_states(self.decode.state_id, len(self.decode.state_row))
         return (*self._decode_inputs, self.contexts, offsets, state, count)
 
     @functools.cached_property
@@ -147,7 +154,7 @@ class Run:
             ``point.hardware_point``.
 
         `price` takes its numbers from here too, and how points are grouped into calls changes no bit. What the trace
-        or the policy cannot tell (``ttft_s`` without a prefill, ``hit_rate`` without a placement) is NaN.
+        or the policy cannot tell (``ttft_s`` without a prefill) is NaN.
 
         Raises
         ------
@@ -192,23 +199,23 @@ class Run:
 
     def memory(self) -> dict[str, dict[str, float]]:
         """Bytes by device and use."""
-        inputs = PlanInputs(self.model, self.system, self.replay, None)
-        gpu = placement.gpu_footprint(
-            self.model, self.plan.gpu_experts, inputs.max_context, buffer_bytes=self.plan.gpu_buffer_bytes
-        )
-        behind = placement.memory_footprint(self.model, self.plan.replica_bits)
+        gpu, behind = footprints(PlanInputs(self.model, self.system, self.replay, None), self.plan)
         return {
             device: {**use._asdict(), "total": use.total}
             for device, use in (("gpu", gpu), ("ndp" if self.system.ndp else "host", behind))
         }
 
     @functools.cached_property
-    def hit_rates(self) -> HitRates | None:
-        """Hit rate of the placement with its controls, or None where the policy places nothing."""
+    def hit_rates(self) -> HitRates:
+        """Share of decode picks that find their expert on the GPU; with controls where the policy places experts."""
         plan = self.plan
-        if plan.hot is None or plan.alpha is None:
-            return None
-        return _hit_rates(self.replay.trace, plan.hot, plan.alpha, plan.norm)
+        if plan.hot is not None and plan.alpha is not None:
+            return _hit_rates(self.replay.trace, plan.hot, plan.alpha, plan.norm)
+        resident = np.array([work.executor == Executor.GPU for work in plan.classes])
+        hits = (resident[plan.picks] & self.replay.assigned).sum(axis=(1, 2))
+        asked = np.add.reduceat(self.replay.assigned.sum(axis=(1, 2)), plan.offsets[:-1])
+        shares = np.add.reduceat(hits, plan.offsets[:-1]) / np.maximum(asked, 1)
+        return HitRates(float(shares.mean()), plan.gpu_experts / self.model.num_experts, None, None, None)
 
     @functools.cached_property
     def quality(self) -> Quality:
@@ -234,9 +241,15 @@ def _means(run: Run, points: Points, names: list[str]) -> dict[str, NDArray[np.f
     for name in names:
         if name in _FROM_MEAN:
             found[name] = _FROM_MEAN[name](mean, steps)
-        elif name == "busy_gpu_s":
-            around = means[kernel.ATTENTION] + means[kernel.ROUTER] + means[kernel.DENSE] + means[kernel.HEAD]
-            found[name] = around + means[kernel.STATE + replay.BUSY_GPU]
+        elif name == "overhead_s":
+            found[name] = means[kernel.OVERHEAD] + means[kernel.STATE + layer.PATH_HOST]
+        elif name in ("busy_gpu_s", "busy_cpu_s"):
+            device = name.split("_")[1]
+            found[name] = means[kernel.STATE + _BUSY[device]] + 0.0
+            if run.plan.attention_on == device:
+                found[name] += means[kernel.ATTENTION]
+            if run.plan.trunk_on == device:
+                found[name] += means[kernel.ROUTER] + means[kernel.DENSE] + means[kernel.HEAD]
         else:
             found[name] = means[_ROWS[name]]
     return found
@@ -254,13 +267,14 @@ _ROWS = {
     "router_s": kernel.ROUTER,
     "dense_s": kernel.DENSE,
     "head_s": kernel.HEAD,
-    "overhead_s": kernel.OVERHEAD,
-    "experts_gpu_s": kernel.STATE + replay.PATH_GPU,
-    "link_s": kernel.STATE + replay.PATH_LINK,
-    "ndp_s": kernel.STATE + replay.PATH_NDP,
-    "busy_link_s": kernel.STATE + replay.BUSY_LINK,
-    "busy_ndp_s": kernel.STATE + replay.BUSY_NDP,
+    "experts_gpu_s": kernel.STATE + layer.PATH_GPU,
+    "link_s": kernel.STATE + layer.PATH_LINK,
+    "ndp_s": kernel.STATE + layer.PATH_NDP,
+    "cpu_s": kernel.STATE + layer.PATH_CPU,
+    "busy_link_s": kernel.STATE + layer.BUSY_LINK,
+    "busy_ndp_s": kernel.STATE + layer.BUSY_NDP,
 }
+_BUSY = {"gpu": layer.BUSY_GPU, "cpu": layer.BUSY_CPU}
 
 
 def _percentiles(run: Run, points: Points, names: list[str]) -> dict[str, NDArray[np.float64]]:
@@ -290,7 +304,7 @@ def _decisions(run: Run, points: Points, names: list[str]) -> dict[str, NDArray[
     gpu, behind = (use["total"] for use in run.memory().values())
     found = {"gpu_memory_bytes": gpu, "offload_memory_bytes": behind}
     if "hit_rate" in names:
-        found["hit_rate"] = math.nan if run.hit_rates is None else run.hit_rates.own
+        found["hit_rate"] = run.hit_rates.own
     if not _OF_QUALITY.keys().isdisjoint(names):
         found |= {name: getattr(run.quality, field) for name, field in _OF_QUALITY.items()}
     return {name: np.full(points.num_points, found[name]) for name in names}
@@ -307,30 +321,32 @@ _PRICED: dict[str, Callable[[Run, Points, list[str]], dict[str, NDArray[np.float
 
 
 def _bytes_per_token(run: Run, system: System) -> dict[str, float]:
-    model, states = run.model, run.decode
+    model, states, plan = run.model, run.decode, run.plan
     tokens = float(len(run.contexts))
     work = states.work
     count = run._work_count / tokens
-    executor, bits = work[:, replay.EXECUTOR], work[:, replay.BITS]
+    executor, bits = work[:, kinds.EXECUTOR], work[:, kinds.BITS]
     activations = 2.0 * model.hidden_size * ACTIVATION_BYTES
     weights = model.expert_params * bits / 8
     scale_bits = system.ndp.scale_bits_per_weight if system.ndp is not None else 0.0
     elements = sum(rows * cols for rows, cols in model.expert_matrices)
-    on_gpu = (executor == Executor.GPU) | (executor == Executor.FETCH)
-    near = executor == Executor.NDP
-    copies = (executor == Executor.FETCH) * (1.0 + work[:, replay.WASTED])
-    gpu = float((count * on_gpu * (weights + activations)).sum())
+    fetched, near = executor == Executor.FETCH, executor == Executor.NDP
+    on = {"gpu": (executor == Executor.GPU) | fetched, "cpu": executor == Executor.CPU}
+    crossing = float((count * near).sum())
+    crossing += float((states.row_host[states.state_row, layer.CROSSING] * run._state_count).sum()) / tokens
+    moved = {device: float((count * there * (weights + activations)).sum()) for device, there in on.items()}
     *around, shared = (op.row(model, 1.0) for op in operators(model))
-    gpu += sum(row[front.REPEATS] * row[front.BYTES] for row in around)
-    gpu += len(model.moe_layers) * shared[front.BYTES]
+    moved[plan.trunk_on] += sum(row[front.REPEATS] * row[front.BYTES] for row in around)
+    moved[plan.trunk_on] += len(model.moe_layers) * shared[front.BYTES]
     for row in run._attention:
         kv = row[front.CONTEXT_BYTES] * float(np.minimum(run.contexts, row[front.WINDOW]).mean())
-        gpu += float(row[front.LAYERS] * (row[front.WEIGHT_BYTES] + kv))
+        moved[plan.attention_on] += float(row[front.LAYERS] * (row[front.WEIGHT_BYTES] + kv))
     return {
-        "gpu_memory": gpu,
-        "link_weights": float((count * copies * weights).sum()),
-        "link_activations": float((count * near).sum() * activations),
-        "ndp_memory": float((count * near * elements * (bits + work[:, replay.QUANTISED] * scale_bits) / 8).sum()),
+        "gpu_memory": moved["gpu"],
+        "link_weights": float((count * (fetched | (executor == Executor.COPY)) * weights).sum()),
+        "link_activations": crossing * activations,
+        "ndp_memory": float((count * near * elements * (bits + work[:, kinds.QUANTISED] * scale_bits) / 8).sum()),
+        "cpu_memory": moved["cpu"],
     }
 
 
@@ -360,6 +376,8 @@ def _floor(run: Run, system: System) -> float:
     ]
     if system.ndp is not None:
         times.append(moved["ndp_memory"] / system.ndp.dram_bandwidth_bytes_per_s)
+    if system.cpu is not None:
+        times.append(moved["cpu_memory"] / system.cpu.dram_bandwidth_bytes_per_s)
     return max(times)
 
 
@@ -370,16 +388,22 @@ _EVALUATED = tuple(name for name, one in METRICS.items() if one.family != "plan"
 def _price(run: Run, system: System) -> Evaluation:
     if len(run.contexts) == 0:
         raise TraceError("the trace holds no decode step to price")
-    if system.ndp is None and any(work.executor == Executor.NDP for work in run.plan.classes):
-        raise PolicyError(
-            f"the plan of {run.policy.name} runs experts on a near-data device, and system {system.name} has none"
-        )
     plan = run.plan
+    needed = {Executor.NDP: ("a near-data device", system.ndp), Executor.CPU: ("the cpu", system.cpu)}
+    for executor, (what, part) in needed.items():
+        if part is None and any(work.executor == executor for work in plan.classes):
+            raise PolicyError(
+                f"the plan of {run.policy.name} runs experts on {what}, and system {system.name} has none"
+            )
     priced = run.metrics(_EVALUATED, Points.one(hardware_point(system)))
     one = {name: float(values[0]) for name, values in priced.items()}
     breakdown = {part: one[f"{part}_s"] for part in PARTS}
-    on_gpu = sum(breakdown[part] for part in ("attention", "router", "dense", "experts_gpu", "head"))
-    by_resource = {"gpu": on_gpu, "link": breakdown["link"], "ndp": breakdown["ndp"], "overhead": breakdown["overhead"]}
+    by_resource = {"gpu": 0.0, "cpu": 0.0, "overhead": 0.0, "link": 0.0, "ndp": 0.0}
+    at = {"attention": plan.attention_on, "experts_gpu": "gpu"}
+    for name, seconds in breakdown.items():
+        where = at.get(name, name)
+        # Shared experts count with the experts of the side that runs them.
+        by_resource[where if where in by_resource else plan.trunk_on] += seconds
     lengths = np.diff(plan.offsets)
     prefill = run.prefill
     cosine = statistics.load_cosine(run.replay.trace) if prefill is not None else None

@@ -6,19 +6,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.kernels import replay
+from perfmodel.kernels import layer
+from perfmodel.kernels import work as kinds
 from perfmodel.kernels.picks import number_rows
-from perfmodel.policies.base import Plan, WorkClass
+from perfmodel.policies.base import Executor, Plan, When, WorkClass
 
-#: Largest table of keys that is indexed directly; above it, rows of picks are sorted.
+#: Largest table of keys that is indexed directly; above it, keys are sorted.
 _LARGEST_TABLE = 1 << 22
+#: Keys that fit a signed 64-bit integer.
+_LARGEST_KEY = 1 << 63
 
 
 class States(NamedTuple):
-    """Distinct states of a plan; the arrays are those of ``kernels/replay.py``.
+    """Distinct states of a plan; the arrays are those of ``kernels/work.py`` and ``kernels/layer.py``.
 
     work : float64 [A, WORK_SIZE].
     row_offsets, row_work, row_count : the rows in compressed form.
+    row_host : float64 [R, 2], host round trips of every row, and tokens whose activations cross the link.
     state_row, state_before : int64 [S].
     state_id : int32 [T, L], the state of every token (or sequence, in a prefill) and layer.
     state_count : float64 [S], how often each state occurs.
@@ -28,6 +32,7 @@ class States(NamedTuple):
     row_offsets: NDArray[np.int64]
     row_work: NDArray[np.int64]
     row_count: NDArray[np.float64]
+    row_host: NDArray[np.float64]
     state_row: NDArray[np.int64]
     state_before: NDArray[np.int64]
     state_id: NDArray[np.int32]
@@ -42,8 +47,33 @@ class States(NamedTuple):
 
 def _work_rows(classes: Sequence[WorkClass]) -> NDArray[np.float64]:
     """Work of one token of every class [classes, WORK_SIZE]."""
-    rows = [(float(c.executor), 1.0, c.bits, float(c.quantised), float(c.ahead), float(c.wasted)) for c in classes]
-    return np.array(rows).reshape(-1, replay.WORK_SIZE)
+    rows = [(float(c.executor), 1.0, c.bits, float(c.quantised), float(c.when)) for c in classes]
+    return np.array(rows).reshape(-1, kinds.WORK_SIZE)
+
+
+def _row_host(
+    plan: Plan,
+    work: NDArray[np.float64],
+    entry_row: NDArray[np.int64],
+    entry_work: NDArray[np.int64],
+    tokens: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Host round trips of every row, and tokens whose activations cross [R, 2].
+
+    entry_row, entry_work : row and work of every entry. tokens : float64 [R], tokens of the layer.
+
+    Activations go once to the side that is not where they are, whatever the number of experts there.
+    """
+    executor = work[entry_work, kinds.EXECUTOR]
+    on_cpu, on_gpu = executor == Executor.CPU, (executor == Executor.GPU) | (executor == Executor.FETCH)
+    host = np.zeros((len(tokens), 2))
+    there = entry_row[on_cpu if plan.trunk_on == "gpu" else on_gpu]
+    host[there, layer.CROSSING] = tokens[there]
+    if plan.round_trips == "layer":
+        host[:, layer.TRIPS] = 1.0
+    elif plan.round_trips == "cpu":
+        host[entry_row[on_cpu], layer.TRIPS] = 1.0
+    return host
 
 
 def _distinct_picks(picks: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
@@ -58,14 +88,18 @@ def _distinct_picks(picks: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArra
     # Classes that only the prefill has come last; without them the keys stay small.
     num_classes = int(picks.max(initial=0)) + 1
     num_keys = (width + 1) ** num_classes
-    if num_keys > _LARGEST_TABLE:
+    if num_keys > _LARGEST_KEY:
         ordered = np.sort(picks.reshape(-1, width), axis=1)
         distinct, inverse, often = np.unique(ordered, axis=0, return_inverse=True, return_counts=True)
         counts = np.zeros((len(distinct), num_classes), dtype=np.int64)
         np.add.at(counts, (np.arange(len(distinct))[:, None], distinct), 1)
         return counts, inverse.reshape(picks.shape[:2]).astype(np.int32), often
     digit = (width + 1) ** np.arange(num_classes, dtype=np.int64)
-    row, keys, often = number_rows(np.ascontiguousarray(picks), digit, num_keys)
+    if num_keys > _LARGEST_TABLE:
+        keys, inverse, often = np.unique(digit[picks].sum(axis=2), return_inverse=True, return_counts=True)
+        row = inverse.reshape(picks.shape[:2]).astype(np.int32)
+    else:
+        row, keys, often = number_rows(np.ascontiguousarray(picks), digit, num_keys)
     return keys[:, None] // digit % (width + 1), row, often
 
 
@@ -86,22 +120,25 @@ def _with_layer_before(
 
 
 def decode_states(plan: Plan) -> States:
-    """States of the decode steps: which classes a layer's picks fall in, one token each."""
-    counts, row, often = _distinct_picks(plan.picks)
+    """States of the decode steps: which classes a layer's picks and other copies fall in, one token each."""
+    picks = plan.picks if plan.copies is None else np.concatenate((plan.picks, plan.copies), axis=2)
+    counts, row, often = _distinct_picks(picks)
     num_rows = len(counts)
     entry_row, entry_work = np.nonzero(counts)
     offsets = np.searchsorted(entry_row, np.arange(num_rows + 1)).astype(np.int64)
-    if any(c.ahead or c.wasted for c in plan.classes):
+    if any(c.when != When.NOW for c in plan.classes):
         state_row, state_before, state_id = _with_layer_before(row, num_rows)
         often = np.bincount(state_id.ravel())
     else:
         state_row = np.arange(num_rows, dtype=np.int64)
         state_before, state_id = np.full(num_rows, -1, dtype=np.int64), row
+    work = _work_rows(plan.classes)
     return States(
-        _work_rows(plan.classes),
+        work,
         offsets,
         entry_work.astype(np.int64),
         counts[entry_row, entry_work].astype(np.float64),
+        _row_host(plan, work, entry_row, entry_work, np.ones(num_rows)),
         state_row,
         state_before,
         np.ascontiguousarray(state_id),
@@ -117,17 +154,25 @@ def prefill_states(plan: Plan) -> States | None:
     num_rows = sequences * layers
     selected = plan.prefill_tokens > 0
     tokens = plan.prefill_tokens[selected]
+    classes = plan.prefill_class[selected].astype(np.int64)
+    per_row = np.count_nonzero(selected.reshape(num_rows, -1), axis=1)
+    entry_row = np.repeat(np.arange(num_rows), per_row)
+    # Copies queue in this order: what takes longest to compute first within a class.
+    order = np.lexsort((-tokens, classes, entry_row))
+    tokens, classes = tokens[order], classes[order]
     # One key for each pair of class and token count, in the order of the pairs.
     above = int(tokens.max(initial=0)) + 1
-    distinct, number = np.unique(plan.prefill_class[selected] * np.int64(above) + tokens, return_inverse=True)
+    distinct, number = np.unique(classes * above + tokens, return_inverse=True)
     work = _work_rows(plan.classes)[distinct // above]
-    work[:, replay.TOKENS] = distinct % above
-    per_row = np.count_nonzero(selected.reshape(num_rows, -1), axis=1)
+    work[:, kinds.TOKENS] = distinct % above
+    number = number.reshape(-1).astype(np.int64)
+    prompts = np.repeat(plan.prompt_tokens.astype(np.float64), layers)
     return States(
         work,
         np.concatenate(([0], np.cumsum(per_row))).astype(np.int64),
-        number.reshape(-1).astype(np.int64),
+        number,
         np.ones(len(number)),
+        _row_host(plan, work, entry_row, number, prompts),
         np.arange(num_rows, dtype=np.int64),
         np.full(num_rows, -1, dtype=np.int64),
         np.arange(num_rows, dtype=np.int32).reshape(sequences, layers),

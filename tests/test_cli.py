@@ -286,7 +286,7 @@ def test_specs_validate_names_each_bad_file_and_checks_the_others(tmp_path: Path
     assert "none.toml" in lines[1]
 
 
-@pytest.mark.parametrize("kind", ["gpu", "link", "ndp", "cpu", "dram", "system"])
+@pytest.mark.parametrize("kind", ["gpu", "link", "ndp", "cpu", "host", "dram", "system"])
 def test_specs_schema(kind: str) -> None:
     schema = run("specs", "schema", kind).document
     assert schema["title"] == f"perfmodel {kind} spec"

@@ -32,7 +32,7 @@ from perfmodel.bitwidth import LossTable, optimal_bitwidths, select_bitwidths
 from perfmodel.errors import PolicyError, TraceError
 from perfmodel.hardware import Limits, load_spec, load_system
 from perfmodel.point import dram_efficiency
-from perfmodel.policies import ABLATIONS, POLICIES, ContextAware, Executor, Hobbit, Monde, Policy, Static, parse_policy
+from perfmodel.policies import ABLATIONS, POLICIES, ContextAware, Executor, Hobbit, Monde, Policy, Static, When, parse_policy
 from perfmodel.routing import RoutingTrace
 from perfmodel.run import Run, evaluate, plan_run
 from perfmodel.scenario import Scenario
@@ -117,8 +117,7 @@ def test_experts_run_where_they_are_placed(data, name) -> None:
                     assert (work.executor, work.bits, work.quantised) == (GPU, full, False)
                 else:
                     assert (work.executor, work.bits, work.quantised) == (NDP, bits[expert], bits[expert] < full)
-                assert not work.ahead
-                assert not work.wasted
+                assert work.when == When.NOW
     assert run.plan.overlap == policy.overlap
     moved = policy.gpu_experts * trace.num_layers if name == "context-aware" else 0
     assert run.plan.migrated_experts.tolist() == [moved] * trace.num_sequences
@@ -458,7 +457,7 @@ def test_prefill_modes(mode: str) -> None:
             share = {"ndp": 0, "fetch": len(active), "balanced": round(len(active) * 200 / (200 + 256))}[mode]
             for rank, expert in enumerate(active):
                 work = plan.classes[plan.prefill_class[s, layer, expert]]
-                assert work == ((FETCH if rank < share else NDP), 16.0, False, False, False)
+                assert work == ((FETCH if rank < share else NDP), 16.0, False, When.NOW)
 
 
 def test_a_static_placement_is_there_before_the_prompt() -> None:
@@ -646,7 +645,7 @@ def test_hobbit_prefill_copies_every_selected_expert() -> None:
     assert plan.prefill_class is not None
     assert plan.prefill_tokens is not None
     used = plan.prefill_class[plan.prefill_tokens > 0]
-    assert {plan.classes[c] for c in used.tolist()} == {(FETCH, 16.0, False, False, False)}
+    assert {plan.classes[c] for c in used.tolist()} == {(FETCH, 16.0, False, When.NOW)}
 
 
 def test_hobbit_gates_need_weights() -> None:
@@ -730,7 +729,6 @@ def test_a_system_without_a_near_data_device() -> None:
     model, desktop = plain_model(), load_system("rtx4090-pcie4")
     trace = small_trace(model, [(3, 2), (4, 3)])
     for name, kind in POLICIES.items():
-        assert kind.needs_ndp == (name != "hobbit")
         if kind.needs_ndp:
             with pytest.raises(PolicyError, match=rf"policy {name} runs experts on a near-data device.*rtx4090-pcie4"):
                 plan_run(model, desktop, trace, name)

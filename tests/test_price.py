@@ -1,5 +1,7 @@
 """The kernels that price many points at once, against NumPy and against one point at a time."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from strategies import NDP_SYSTEM, mixtral, recording, systems
 from perfmodel import PerfModelError, Run, load_system, plan_run
 from perfmodel.evaluation import METRICS, metric, percentile_of
 from perfmodel.hardware import System
-from perfmodel.kernels import order, replay
+from perfmodel.kernels import layer, order
 from perfmodel.kernels.block import BLOCK
 from perfmodel.kernels.point import NDP_DATAFLOW, NDP_SCALING, POINT_SIZE
 from perfmodel.point import Points, hardware_point, hardware_points
@@ -85,7 +87,7 @@ def test_a_percentile_of_something_undefined_is_undefined() -> None:
 
 @given(hnp.arrays(np.int32, st.tuples(st.integers(0, 9), st.integers(1, 12)), elements=st.integers(0, 6)))
 def test_states_of_tokens_are_counted(state_id: np.ndarray) -> None:
-    offsets, state, count = replay.token_states(state_id, 7)
+    offsets, state, count = layer.token_states(state_id, 7)
     for t, layers in enumerate(state_id):
         part = slice(offsets[t], offsets[t + 1])
         assert dict(zip(state[part].tolist(), count[part].tolist(), strict=True)) == {
@@ -237,6 +239,9 @@ def test_unknown_metrics_are_refused_with_close_matches(wrong, close: str) -> No
 
 
 def test_what_a_trace_cannot_tell_is_not_a_number() -> None:
-    decode_only = plan_run(mixtral(), NDP_SYSTEM, recording(), "monde", prompt=5, output=4)
-    assert np.isfinite(decode_only.metrics(("ttft_s",), hardware_point(NDP_SYSTEM)[None])["ttft_s"]).all()
-    assert np.isnan(decode_only.metrics(("hit_rate",), hardware_point(NDP_SYSTEM)[None])["hit_rate"]).all()
+    point = hardware_point(NDP_SYSTEM)[None]
+    run = plan_run(mixtral(), NDP_SYSTEM, recording(), "monde", prompt=5, output=4)
+    assert np.isfinite(run.metrics(("ttft_s",), point)["ttft_s"]).all()
+    assert run.metrics(("hit_rate",), point)["hit_rate"] == [0.0]
+    without = dataclasses.replace(run, plan=dataclasses.replace(run.plan, prefill_class=None, prefill_tokens=None))
+    assert np.isnan(without.metrics(("ttft_s",), point)["ttft_s"]).all()

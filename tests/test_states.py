@@ -25,7 +25,7 @@ from strategies import (
 from perfmodel import oracle
 from perfmodel.evaluation import QUALITY
 from perfmodel.point import hardware_point
-from perfmodel.policies import Executor, Plan, WorkClass
+from perfmodel.policies import Executor, Plan, When, WorkClass
 from perfmodel.run import PARTS, Run, plan_run
 from perfmodel.states import decode_states, prefill_states
 
@@ -148,15 +148,15 @@ def expand(states, state: int) -> Counter:
     st.integers(1, 4),
     st.sampled_from([1, 2, 3, 8, 24]),
     st.integers(1, 9),
-    st.sampled_from(["", "ahead", "wasted"]),
+    st.sampled_from(When),
     st.integers(0, 2**32 - 1),
 )
-@example(12, 4, 24, 2, "", 0)
-@example(12, 4, 24, 2, "ahead", 0)
+@example(12, 4, 24, 2, When.NOW, 0)
+@example(12, 4, 24, 2, When.AHEAD, 0)
 def test_states_hold_exactly_the_picks(tokens, layers, width, num_classes, issued, seed) -> None:
     picks = np.random.default_rng(seed).integers(0, num_classes, (tokens, layers, width))
-    early = {issued: True} if issued else {}
-    classes = tuple(WorkClass(Executor.FETCH, 1.0 + i, **(early if i == 0 else {})) for i in range(num_classes))
+    whens = [issued] + [When.NOW] * (num_classes - 1)
+    classes = tuple(WorkClass(Executor.FETCH, 1.0 + i, when=when) for i, when in enumerate(whens))
     states = decode_states(plan_of(picks, classes))
     assert states.state_id.shape == (tokens, layers)
     for t in range(tokens):
@@ -219,7 +219,7 @@ def test_prefill_states_hold_every_selected_expert(run: Run) -> None:
                 work = plan.classes[plan.prefill_class[s, layer, e]]
                 if tokens:
                     expected.append(
-                        (work.executor, tokens, work.bits, float(work.quantised), float(work.ahead), float(work.wasted))
+                        (work.executor, tokens, work.bits, float(work.quantised), float(work.when))
                     )
             assert sorted(found) == sorted(expected)
             assert (states.row_count[part] == 1).all()

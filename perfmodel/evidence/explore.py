@@ -92,8 +92,7 @@ def outcome(
     rates = {}
     for model in MODELS:
         case = Case(model, policy_text(readings.get("context-aware", "context-aware"), 3), OUTPUT)
-        rate = bench.run(case).hit_rates
-        rates[model] = rate.own if rate is not None else math.nan
+        rates[model] = bench.run(case).hit_rates.own
     return Outcome(
         name, geometric_mean_error([abs(float(r)) for r in plain]), fit.geomean_error, rates, fit.overrides()
     )

@@ -5,8 +5,9 @@ that computes uses only those.
 """
 
 from perfmodel.hardware.base import SOURCE_KINDS, Choice, Constant, Limits, Source, SourceKind, Spec
-from perfmodel.hardware.devices import CpuSpec, DramSpec, GpuSpec, LinkSpec, NdpSpec
+from perfmodel.hardware.devices import DramSpec, GpuSpec, LinkSpec, NdpSpec
 from perfmodel.hardware.files import KINDS, SpecEntry, list_specs
+from perfmodel.hardware.host import CpuSpec, HostSpec
 from perfmodel.hardware.system import (
     StatedPeak,
     System,
@@ -24,6 +25,7 @@ __all__ = [
     "CpuSpec",
     "DramSpec",
     "GpuSpec",
+    "HostSpec",
     "Limits",
     "LinkSpec",
     "NdpSpec",

@@ -1,4 +1,4 @@
-"""Specs of single devices and links: GPU, link, DRAM, near-data device, CPU.
+"""Specs of single devices and links: GPU, link, DRAM, near-data device.
 
 Fields carry the units people use, in their names; properties without such a suffix are SI.
 "gb" is 1e9 bytes, "kb" is 1e3 bytes, "tflop" is 1e12 operations.
@@ -30,13 +30,14 @@ US = 1e-6
 TERA = 1e12
 
 
-def _efficiency(text: str, default: Any = ...) -> Any:
+def efficiency(text: str, default: Any = ...) -> Any:
     # The lower bound keeps times finite; nothing real runs at a millionth of its peak.
     return number("1", 1e-6, 1, f"{text}, as a share of the peak", default)
 
 
-def _peak_of(spec: GpuSpec | CpuSpec, dtype: object) -> float:
-    table = {str(key): value for key, value in spec.peak_tflop_per_s.items()}
+def peak_of(spec: Spec, peaks: Mapping[Dtype, float], dtype: object) -> float:
+    """Peak of ``dtype`` in a table of a spec [flop/s]; `SpecError` when it is not there."""
+    table = {str(key): value for key, value in peaks.items()}
     if not isinstance(dtype, str) or dtype not in table:
         raise SpecError(
             f"{spec.label()} {spec.name!r} has no peak for dtype {shown(dtype)}; it has: {', '.join(table)}"
@@ -54,12 +55,12 @@ class GpuSpec(Spec):
     kind: Literal["gpu"] = "gpu"
     memory_capacity_gb: float = number("GB", 0.1, 10_000, "memory size")
     memory_bandwidth_gb_per_s: float = number("GB/s", 1, 50_000, "peak memory bandwidth")
-    memory_efficiency: float = _efficiency("achieved memory bandwidth")
+    memory_efficiency: float = efficiency("achieved memory bandwidth")
     memory_n_half_kb: float = number("kB", 0, 1e7, "bytes at which a kernel reaches half the rate", 0.0)
     peak_tflop_per_s: PeakTable = Field(
         description="dense peaks by dtype; fp16 is required", json_schema_extra={"unit": "TFLOP/s"}
     )
-    compute_efficiency: float = _efficiency("achieved compute rate")
+    compute_efficiency: float = efficiency("achieved compute rate")
     launch_overhead_us: float = number("us", 0, 1e5, "fixed time per kernel launch")
     layer_overhead_us: float | None = number("us", 0, 1e6, "fixed time per layer, replacing launches", None)
 
@@ -92,11 +93,11 @@ class GpuSpec(Spec):
 
     def peak_flops_per_s(self, dtype: str = "fp16") -> float:
         """Dense peak of ``dtype`` [flop/s]; `SpecError` when the spec does not give it."""
-        return _peak_of(self, dtype)
+        return peak_of(self, self.peak_tflop_per_s, dtype)
 
     def effective_flops_per_s(self, dtype: str = "fp16") -> float:
         """Peak of ``dtype`` times compute efficiency [flop/s]."""
-        return _peak_of(self, dtype) * self.compute_efficiency
+        return peak_of(self, self.peak_tflop_per_s, dtype) * self.compute_efficiency
 
     @property
     def launch_overhead_s(self) -> float:
@@ -114,7 +115,7 @@ class LinkSpec(Spec):
 
     kind: Literal["link"] = "link"
     bandwidth_gb_per_s: float = number("GB/s", 0.01, 5000, "peak in one direction, after line coding")
-    efficiency: float = _efficiency("achieved bandwidth of large transfers")
+    efficiency: float = efficiency("achieved bandwidth of large transfers")
     latency_us: float = number("us", 0, 1e5, "one-way latency")
     n_half_kb: float = number("kB", 0, 1e7, "transfer size at which half the rate is reached", 0.0)
     duplex: Literal["full", "half"] = Field(description="whether both directions run at full rate at once")
@@ -215,7 +216,7 @@ class NdpSpec(Spec):
     kind: Literal["ndp"] = "ndp"
     capacity_gb: float = number("GB", 0.1, 1e6, "memory size")
     dram_bandwidth_gb_per_s: float = number("GB/s", 0.1, 50_000, "peak internal bandwidth")
-    dram_efficiency: float | None = _efficiency("achieved internal bandwidth", None)
+    dram_efficiency: float | None = efficiency("achieved internal bandwidth", None)
     dram: DramSpec | None = Field(None, description="DRAM organisation: a name, a .toml file or a table")
     mapping: BankMapping | None = Field(None, description="how a weight stream is laid out over the banks")
     read_buffer: int | None = number("1", 1, 65_536, "accesses the controller looks ahead", None)
@@ -306,41 +307,3 @@ class NdpSpec(Spec):
             return 16.0 / bits
         wide_enough = [(float(key), rate) for key, rate in self.native_rate_by_bits.items() if float(key) >= bits]
         return min(wide_enough, key=lambda entry: entry[0])[1] if wide_enough else 1.0
-
-
-class CpuSpec(Spec):
-    """A CPU that runs experts from host memory; bandwidth and peaks are those of all sockets together."""
-
-    kind: Literal["cpu"] = "cpu"
-    sockets: int = number("1", 1, 64, "sockets")
-    cores_per_socket: int = number("1", 1, 4096, "physical cores of a socket")
-    dram_bandwidth_gb_per_s: float = number("GB/s", 0.1, 20_000, "peak host memory bandwidth, all sockets")
-    dram_efficiency: float = _efficiency("achieved host memory bandwidth")
-    peak_tflop_per_s: PeakTable = Field(
-        min_length=1, description="dense peaks by dtype, all sockets", json_schema_extra={"unit": "TFLOP/s"}
-    )
-    compute_efficiency: float = _efficiency("achieved compute rate", 1.0)
-    memory_capacity_gb: float | None = number("GB", 0.1, 1e6, "host memory size", None)
-
-    @property
-    def dram_bandwidth_bytes_per_s(self) -> float:
-        """Peak host memory bandwidth of all sockets [byte/s]."""
-        return self.dram_bandwidth_gb_per_s * GB
-
-    @property
-    def effective_dram_bandwidth_bytes_per_s(self) -> float:
-        """Peak times efficiency [byte/s]."""
-        return self.dram_bandwidth_bytes_per_s * self.dram_efficiency
-
-    def peak_flops_per_s(self, dtype: str = "bf16") -> float:
-        """Dense peak of ``dtype``, all sockets [flop/s]; `SpecError` when the spec does not give it."""
-        return _peak_of(self, dtype)
-
-    def effective_flops_per_s(self, dtype: str = "bf16") -> float:
-        """Peak of ``dtype`` times compute efficiency [flop/s]."""
-        return _peak_of(self, dtype) * self.compute_efficiency
-
-    @property
-    def memory_capacity_bytes(self) -> float | None:
-        """Host memory size [byte], or ``None`` when not given."""
-        return None if self.memory_capacity_gb is None else self.memory_capacity_gb * GB

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from perfmodel.errors import SpecError
 from perfmodel.hardware.base import Spec, shown, suggestion
-from perfmodel.hardware.devices import CpuSpec, DramSpec, GpuSpec, LinkSpec, NdpSpec
+from perfmodel.hardware.devices import DramSpec, GpuSpec, LinkSpec, NdpSpec
+from perfmodel.hardware.host import CpuSpec, HostSpec
 from perfmodel.paths import data_folder
 
 DEVICES: dict[str, type[Spec]] = {
@@ -17,6 +18,7 @@ DEVICES: dict[str, type[Spec]] = {
     "link": LinkSpec,
     "ndp": NdpSpec,
     "cpu": CpuSpec,
+    "host": HostSpec,
     "dram": DramSpec,
 }
 KINDS = (*DEVICES, "system")

@@ -1,4 +1,4 @@
-"""A system: the GPU, the link, and the near-data device or CPU behind it."""
+"""A system: the GPU, the link, the near-data device or CPU behind it, and what the host costs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from perfmodel.hardware.base import (
     shown,
     suggestion,
 )
-from perfmodel.hardware.devices import CpuSpec, DramSpec, GpuSpec, LinkSpec, NdpSpec
+from perfmodel.hardware.devices import DramSpec, GpuSpec, LinkSpec, NdpSpec
 from perfmodel.hardware.files import (
     DEVICES,
     KINDS,
@@ -42,17 +42,30 @@ from perfmodel.hardware.files import (
     read_toml,
     resolve,
 )
+from perfmodel.hardware.host import CpuSpec, HostSpec
 from perfmodel.paths import replace_when_done
 
-PARTS: dict[str, type[Spec]] = {"gpu": GpuSpec, "link": LinkSpec, "ndp": NdpSpec, "cpu": CpuSpec}
+PARTS: dict[str, type[Spec]] = {"gpu": GpuSpec, "link": LinkSpec, "ndp": NdpSpec, "cpu": CpuSpec, "host": HostSpec}
 
-_NO_COST = ("latency_us", "n_half_kb", "memory_n_half_kb", "launch_overhead_us", "layer_overhead_us")
+_NO_COST = (
+    "latency_us",
+    "n_half_kb",
+    "memory_n_half_kb",
+    "launch_overhead_us",
+    "layer_overhead_us",
+    "expert_overhead_us",
+    "round_trip_us",
+    "copy_overhead_us",
+)
+_NO_LOSS = ("efficiency", "replicated_scaling", "interleaved_scaling")
 _FITTED: tuple[SourceKind, ...] = ("calibrated", "measured")
 
 
 def _is_peak(key: str) -> bool:
     leaf = key.partition(".")[2]
-    return leaf.endswith("bandwidth_gb_per_s") or leaf.startswith("peak_tflop_per_s.")
+    # What one thread reads is measured, whatever the memory could do.
+    rate = leaf.endswith("bandwidth_gb_per_s") and leaf != "thread_bandwidth_gb_per_s"
+    return rate or leaf == "vector_tflop_per_s" or leaf.startswith("peak_tflop_per_s.")
 
 
 class StatedPeak(Strict):
@@ -65,6 +78,7 @@ class StatedPeak(Strict):
 class System(Strict):
     """GPU, link, and what holds the experts: a near-data device, a CPU, or (with neither) host memory alone.
 
+    Without ``host`` its round trips and copies cost nothing, and all of its memory may be pinned.
     Values are addressed by dotted keys in the units of the spec files, such as ``"gpu.memory_efficiency"``.
     """
 
@@ -76,6 +90,7 @@ class System(Strict):
     link: LinkSpec
     ndp: NdpSpec | None = None
     cpu: CpuSpec | None = None
+    host: HostSpec | None = None
     stated_peaks: Annotated[dict[str, StatedPeak], Frozen] = Field(default_factory=dict)
 
     def _parts(self) -> Iterator[tuple[str, Spec]]:
@@ -154,13 +169,14 @@ class System(Strict):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Sentences about values above what the part's own file states as its peak."""
-        return tuple(
+        """Sentences about values above what the part's own file states as its peak, and about harmful settings."""
+        above = (
             f"{key} {self.get(key):g} is above the stated peak {peak.value:g} of "
             f"{self._locate(key)[1].name} ({self.source_of(key).source})"
             for key, peak in self.stated_peaks.items()
             if self.get(key) > peak.value
         )
+        return (*above, *(() if self.cpu is None else self.cpu.warnings))
 
     def content_hash(self) -> str:
         """SHA-256 over all numbers and choices: equal hashes mean equal predictions.
@@ -226,7 +242,7 @@ class System(Strict):
             {key: peak.value for key, peak in restored.items()},
             {key: peak.source for key, peak in restored.items()},
         )
-        ideal = {key: 1.0 for key in back.numeric_keys() if key.endswith("efficiency")}
+        ideal = {key: 1.0 for key in back.numeric_keys() if key.endswith(_NO_LOSS)}
         ideal |= {key: 0.0 for key in back.numeric_keys() if key.partition(".")[2] in _NO_COST}
         if back.ndp is not None:
             ideal["ndp.dram_efficiency"] = 1.0
@@ -245,6 +261,7 @@ class _SystemFile(Strict):
     link: SkipValidation[str | LinkSpec | None] = Field(None, description="link: name, .toml file or table")
     ndp: SkipValidation[str | NdpSpec | None] = Field(None, description="near-data device, same forms")
     cpu: SkipValidation[str | CpuSpec | None] = Field(None, description="CPU, same forms")
+    host: SkipValidation[str | HostSpec | None] = Field(None, description="costs of the host, same forms")
     overrides: dict[str, SkipValidation[float | str]] = Field(
         default_factory=dict, description='other values at dotted keys such as "gpu.memory_efficiency"'
     )

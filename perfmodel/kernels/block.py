@@ -16,13 +16,31 @@ r : float64 [RECIPROCALS, BLOCK], reciprocals of their rates, because a division
 # mypy: allow-untyped-defs
 
 from perfmodel.kernels._jit import scalar
-from perfmodel.kernels.point import GPU_BANDWIDTH, GPU_FLOPS, LINK_BANDWIDTH, NDP_BANDWIDTH, NDP_CLOCK
+from perfmodel.kernels.point import (
+    CPU_BANDWIDTH,
+    CPU_FLOPS,
+    CPU_VECTOR_FLOPS,
+    GPU_BANDWIDTH,
+    GPU_FLOPS,
+    LINK_BANDWIDTH,
+    NDP_BANDWIDTH,
+    NDP_CLOCK,
+)
 
 BLOCK = 64
 
 # Rows of r.
-PER_FLOP, PER_GPU_BYTE, PER_LINK_BYTE, PER_NDP_BYTE, PER_CYCLE = range(5)
-RECIPROCALS = 5
+(
+    PER_FLOP,
+    PER_GPU_BYTE,
+    PER_LINK_BYTE,
+    PER_NDP_BYTE,
+    PER_CYCLE,
+    PER_CPU_FLOP,
+    PER_CPU_VECTOR_FLOP,
+    PER_CPU_BYTE,
+) = range(8)
+RECIPROCALS = 8
 
 
 @scalar
@@ -46,6 +64,12 @@ def _reciprocal(p, row, r):
         rate = NDP_BANDWIDTH
     elif row == PER_CYCLE:
         rate = NDP_CLOCK
+    elif row == PER_CPU_FLOP:
+        rate = CPU_FLOPS
+    elif row == PER_CPU_VECTOR_FLOP:
+        rate = CPU_VECTOR_FLOPS
+    elif row == PER_CPU_BYTE:
+        rate = CPU_BANDWIDTH
     for b in range(BLOCK):
         r[row, b] = 1.0 / p[rate, b]
 
@@ -70,4 +94,10 @@ def _load_block(places, values, start, p, r):
             _reciprocal(p, PER_NDP_BYTE, r)
         elif place == NDP_CLOCK:
             _reciprocal(p, PER_CYCLE, r)
+        elif place == CPU_FLOPS:
+            _reciprocal(p, PER_CPU_FLOP, r)
+        elif place == CPU_VECTOR_FLOPS:
+            _reciprocal(p, PER_CPU_VECTOR_FLOP, r)
+        elif place == CPU_BANDWIDTH:
+            _reciprocal(p, PER_CPU_BYTE, r)
     return count

@@ -1,8 +1,12 @@
 """What comes before the experts of a layer, and around the layers: attention, router, dense layers and LM head.
 
+All of it runs on the GPU, or on the CPU: at the faster of its rates of computing, without launches, and with the full
+bandwidth for pieces of any size.
+
 Arrays
 ------
 p, r : one block of hardware points, see ``block.py``.
+rates : float64 [RATES, BLOCK], what a unit of work costs where the operators run; the rows are named below.
 attention : float64 [A, ATTENTION_SIZE], one kind of attention a row; the places are named below.
 operators : float64 [M, OPERATOR_SIZE], one GPU operator a row; the places are named below.
 """
@@ -13,7 +17,14 @@ operators : float64 [M, OPERATOR_SIZE], one GPU operator a row; the places are n
 import numpy as np
 
 from perfmodel.kernels._jit import scalar
-from perfmodel.kernels.block import BLOCK, PER_FLOP, PER_GPU_BYTE
+from perfmodel.kernels.block import (
+    BLOCK,
+    PER_CPU_BYTE,
+    PER_CPU_FLOP,
+    PER_CPU_VECTOR_FLOP,
+    PER_FLOP,
+    PER_GPU_BYTE,
+)
 from perfmodel.kernels.point import GPU_N_HALF, LAUNCH_OVERHEAD
 from perfmodel.kernels.roofline import _causal_pairs1, _roofline1
 
@@ -25,6 +36,9 @@ ATTENTION_SIZE = 7
 REPEATS, FLOPS, BYTES, LAUNCHES = range(4)
 OPERATOR_SIZE = 4
 
+# Rows of rates: of a flop, of a byte, bytes at which half the bandwidth is reached, of a launch.
+FLOP_S, BYTE_S, N_HALF, LAUNCH_S = range(4)
+RATES = 4
 
 # Rows of lines: roofline of one kind of attention as two straight lines in the context, start and slope [s].
 FLOPS_S, FLOPS_SLOPE_S, BYTES_S, BYTES_SLOPE_S, OVERHEAD_S = range(5)
@@ -35,16 +49,29 @@ WEIGHTS, WEIGHTED, LEAST, MOST = range(4)
 
 
 @scalar
-def _context_lines(p, r, attention, lines):
+def _fill_rates(p, r, on_cpu, rates):
+    """Fill ``rates``."""
+    for b in range(BLOCK):
+        if on_cpu:
+            rates[FLOP_S, b] = min(r[PER_CPU_FLOP, b], r[PER_CPU_VECTOR_FLOP, b])
+            rates[BYTE_S, b] = r[PER_CPU_BYTE, b]
+            rates[N_HALF, b] = rates[LAUNCH_S, b] = 0.0
+        else:
+            rates[FLOP_S, b], rates[BYTE_S, b] = r[PER_FLOP, b], r[PER_GPU_BYTE, b]
+            rates[N_HALF, b], rates[LAUNCH_S, b] = p[GPU_N_HALF, b], p[LAUNCH_OVERHEAD, b]
+
+
+@scalar
+def _context_lines(rates, attention, lines):
     """Fill ``lines`` [A, LINES, BLOCK]."""
     for a in range(attention.shape[0]):
         kind = attention[a]
         for b in range(BLOCK):
-            lines[a, FLOPS_S, b] = kind[WEIGHT_FLOPS] * r[PER_FLOP, b]
-            lines[a, FLOPS_SLOPE_S, b] = kind[CONTEXT_FLOPS] * r[PER_FLOP, b]
-            lines[a, BYTES_S, b] = (kind[WEIGHT_BYTES] + p[GPU_N_HALF, b]) * r[PER_GPU_BYTE, b]
-            lines[a, BYTES_SLOPE_S, b] = kind[CONTEXT_BYTES] * r[PER_GPU_BYTE, b]
-            lines[a, OVERHEAD_S, b] = kind[ATTENTION_LAUNCHES] * p[LAUNCH_OVERHEAD, b]
+            lines[a, FLOPS_S, b] = kind[WEIGHT_FLOPS] * rates[FLOP_S, b]
+            lines[a, FLOPS_SLOPE_S, b] = kind[CONTEXT_FLOPS] * rates[FLOP_S, b]
+            lines[a, BYTES_S, b] = (kind[WEIGHT_BYTES] + rates[N_HALF, b]) * rates[BYTE_S, b]
+            lines[a, BYTES_SLOPE_S, b] = kind[CONTEXT_BYTES] * rates[BYTE_S, b]
+            lines[a, OVERHEAD_S, b] = kind[ATTENTION_LAUNCHES] * rates[LAUNCH_S, b]
 
 
 @scalar
@@ -106,7 +133,7 @@ def _attention_at(lines, attention, context, total):
 
 
 @scalar
-def _prefill_attention(p, r, attention, prompt, total):
+def _prefill_attention(rates, attention, prompt, total):
     """Fill ``total`` [BLOCK]: attention of all layers over a prompt, whose weights are read once [s]."""
     for b in range(BLOCK):
         total[b] = 0.0
@@ -115,14 +142,14 @@ def _prefill_attention(p, r, attention, prompt, total):
         flops = kind[WEIGHT_FLOPS] * prompt + kind[CONTEXT_FLOPS] * _causal_pairs1(prompt, kind[WINDOW])
         moved = kind[WEIGHT_BYTES] + kind[CONTEXT_BYTES] * prompt
         for b in range(BLOCK):
-            overhead_s = kind[ATTENTION_LAUNCHES] * p[LAUNCH_OVERHEAD, b]
+            overhead_s = kind[ATTENTION_LAUNCHES] * rates[LAUNCH_S, b]
             total[b] += kind[LAYERS] * _roofline1(
-                flops, moved, r[PER_FLOP, b], r[PER_GPU_BYTE, b], p[GPU_N_HALF, b], overhead_s
+                flops, moved, rates[FLOP_S, b], rates[BYTE_S, b], rates[N_HALF, b], overhead_s
             )
 
 
 @scalar
-def _operator_times(p, r, operators, times):
+def _operator_times(rates, operators, times):
     """Fill ``times`` [M, BLOCK]: every operator with its repeats [s]; one without bytes does not exist."""
     for m in range(operators.shape[0]):
         repeats, flops = operators[m, REPEATS], operators[m, FLOPS]
@@ -131,7 +158,7 @@ def _operator_times(p, r, operators, times):
             times[m, b] = 0.0
         if moved != 0.0:
             for b in range(BLOCK):
-                overhead_s = launches * p[LAUNCH_OVERHEAD, b]
+                overhead_s = launches * rates[LAUNCH_S, b]
                 times[m, b] = repeats * _roofline1(
-                    flops, moved, r[PER_FLOP, b], r[PER_GPU_BYTE, b], p[GPU_N_HALF, b], overhead_s
+                    flops, moved, rates[FLOP_S, b], rates[BYTE_S, b], rates[N_HALF, b], overhead_s
                 )

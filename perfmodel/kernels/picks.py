@@ -9,7 +9,7 @@ from numba import types
 from perfmodel.kernels._jit import loop, read_only
 
 
-@loop(types.uint16[:, :, ::1](types.float64[:, :, ::1], read_only(types.boolean[:, :, ::1])))
+@loop(types.uint16[:, :, ::1](read_only(types.float64[:, :, ::1]), read_only(types.boolean[:, :, ::1])))
 def weight_rank(weights, assigned):
     """How many picks of the same token and layer are ranked better [T, L, k].
 
@@ -34,7 +34,7 @@ def weight_rank(weights, assigned):
     return rank
 
 
-@loop(types.float64[:, :, ::1](types.float64[:, :, ::1], read_only(types.boolean[:, :, ::1])))
+@loop(types.float64[:, :, ::1](read_only(types.float64[:, :, ::1]), read_only(types.boolean[:, :, ::1])))
 def weight_before(weights, assigned):
     """Sum of the normalised weights of the better-ranked picks of the same token and layer [T, L, k].
 

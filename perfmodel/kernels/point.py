@@ -17,8 +17,15 @@
     NDP_DATAFLOW,
     NDP_SCALE_BITS,  # group scales read with each quantised weight [bit]
     NDP_SCALING,
+    CPU_FLOPS,  # effective rate of its matrix units [flop/s]; 0 without a CPU
+    CPU_VECTOR_FLOPS,  # effective rate of its vector units [flop/s]
+    CPU_TILE,  # rows that its matrix units pad to [token]
+    CPU_BANDWIDTH,  # effective DRAM rate [byte/s]
+    CPU_OVERHEAD,  # per expert [s]
+    ROUND_TRIP,  # the host reads what the GPU found and starts work anew [s]
+    COPY_OVERHEAD,  # of the host, per copy of weights [s]
     NDP_RATES,  # first of 33 places: native speed-up over FP16 at 0..32 bits
-) = range(17)
+) = range(24)
 MAX_RATE_BITS = 32
 POINT_SIZE = NDP_RATES + MAX_RATE_BITS + 1
 

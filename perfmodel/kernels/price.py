@@ -6,8 +6,10 @@ Arrays
 ------
 base, places, values : hardware points, see ``block.py``. Dataflow and precision scaling must not vary.
 attention, operators : what surrounds the experts, see ``front.py``. The operators are router, dense layers, LM head
-    and, in the last row, the shared experts of one layer. Overheads of a layer count ``num_layers`` times.
-work ... state_before : the states of the plan, see ``replay.py``.
+    and, in the last row, the shared experts of one layer. Overheads of a layer count ``num_layers`` times, unless the
+    CPU runs all but the experts.
+work ... state_before : the states of the plan, see ``layer.py``.
+how : switches of the plan, see ``layer.py``.
 """
 
 # The compiler infers the types of kernels.
@@ -19,27 +21,34 @@ from perfmodel.kernels._jit import loop, scalar
 from perfmodel.kernels.block import BLOCK, RECIPROCALS, _fill_block, _load_block
 from perfmodel.kernels.front import (
     LINES,
+    RATES,
     _attention_at,
     _attention_sum,
     _context_lines,
+    _fill_rates,
     _operator_times,
     _prefill_attention,
     _sum_contexts,
 )
-from perfmodel.kernels.link import _transfer_time1
-from perfmodel.kernels.order import _order_statistics
-from perfmodel.kernels.point import LAYER_OVERHEAD, LINK_BANDWIDTH, LINK_LATENCY, LINK_N_HALF
-from perfmodel.kernels.replay import (
+from perfmodel.kernels.layer import (
+    ATTENTION_ON_CPU,
+    PIPELINED,
     STATE_SIZE,
     TIME,
+    TRUNK_ON_CPU,
+    WAITS,
     _add_parts,
+    _add_simple_parts,
+    _is_simple,
     _keep_rows,
-    _looks_back,
     _new_rows,
     _price_state,
-    _price_work,
     _used_columns,
 )
+from perfmodel.kernels.link import _transfer_time1
+from perfmodel.kernels.order import _order_statistics
+from perfmodel.kernels.point import COPY_OVERHEAD, LAYER_OVERHEAD, LINK_BANDWIDTH, LINK_LATENCY, LINK_N_HALF
+from perfmodel.kernels.work import EVERY, _price_work
 
 # Rows of the result of `token_means`.
 TOTAL, ATTENTION, ROUTER, DENSE, HEAD, OVERHEAD = range(6)
@@ -51,8 +60,8 @@ SHARED = 3  # the operator of the shared experts
 
 _POINTS = "float64[::1], int64[::1], float64[:,::1]"
 _STATES = (
-    "float64[:,::1], float64, float64, float64[:,::1], int64[::1], int64[::1], float64[::1], int64[::1], int64[::1],"
-    " boolean"
+    "float64[:,::1], float64, float64, float64[:,::1], int64[::1], int64[::1], float64[::1], float64[:,::1],"
+    " int64[::1], int64[::1], int64[::1]"
 )
 
 
@@ -74,9 +83,10 @@ def token_means(
     row_offsets,
     row_work,
     row_count,
+    row_host,
     state_row,
     state_before,
-    overlapped,
+    how,
     state_weight,
     contexts,
     context_weight,
@@ -96,45 +106,59 @@ def token_means(
     attention_s, crossing, one = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
     fixed = np.empty((operators.shape[0], BLOCK))
     shared = fixed[SHARED]
-    used, looks_back = _used_columns(work, with_parts), _looks_back(work)
-    priced, rows = np.empty((work.shape[0], 7, BLOCK)), _new_rows(work, row_offsets)
-    exposed, time, totals = np.zeros(BLOCK), np.empty(BLOCK), np.empty((STATE_SIZE, BLOCK))
+    simple = _is_simple(work, row_host, how)
+    used = _used_columns(simple, with_parts)
+    priced, rows = np.empty((work.shape[0], EVERY, BLOCK)), _new_rows(work, row_offsets)
+    between, rates, waits = np.empty(BLOCK), np.empty((RATES, BLOCK)), np.empty((WAITS, BLOCK))
+    time, totals = np.empty(BLOCK), np.empty((STATE_SIZE, BLOCK))
+    overheads = 0.0 if how[TRUNK_ON_CPU] else num_layers
     per_token = 1.0 / num_tokens
     _fill_block(base, p, r)
     for start in range(0, num_points, BLOCK):
         count = _load_block(places, values, start, p, r)
-        _context_lines(p, r, attention, lines)
+        _fill_rates(p, r, how[ATTENTION_ON_CPU], rates)
+        _context_lines(rates, attention, lines)
         _attention_sum(lines, attention, contexts, context_weight, seen, crossing, one, attention_s)
-        _operator_times(p, r, operators, fixed)
+        _attention_between(lines, attention, num_layers, between)
+        _fill_rates(p, r, how[TRUNK_ON_CPU], rates)
+        _operator_times(rates, operators, fixed)
         _price_work(p, r, work, expert_params, hidden_size, matrices, used, priced)
-        _keep_rows(priced, work, row_offsets, row_work, row_count, used, rows)
+        _keep_rows(priced, work, row_offsets, row_work, row_count, used, how[PIPELINED], rows)
         for c in range(STATE_SIZE):
             for b in range(BLOCK):
                 totals[c, b] = 0.0
         for s in range(state_row.shape[0]):
             weight = state_weight[s]
             at = _price_state(
+                p,
+                r,
                 priced,
                 work,
                 row_offsets,
                 row_work,
                 row_count,
+                row_host,
+                hidden_size,
                 state_row[s],
                 state_before[s],
+                how,
                 shared,
-                overlapped,
+                between,
+                simple,
                 used,
-                looks_back,
                 rows,
-                exposed,
+                waits,
                 time,
             )
             for b in range(BLOCK):
                 totals[TIME, b] += weight * time[b]
             if with_parts:
-                _add_parts(rows, at, exposed, shared, overlapped, weight, totals)
+                if simple:
+                    _add_simple_parts(rows, at, how, shared, weight, totals)
+                else:
+                    _add_parts(rows, at, how, shared, waits, weight, totals)
         for b in range(count):
-            around = fixed[0, b] + fixed[1, b] + fixed[2, b] + num_layers * p[LAYER_OVERHEAD, b]
+            around = fixed[0, b] + fixed[1, b] + fixed[2, b] + overheads * p[LAYER_OVERHEAD, b]
             means[TOTAL, start + b] = around + (attention_s[b] + totals[TIME, b]) * per_token
         if with_parts:
             for b in range(count):
@@ -142,11 +166,21 @@ def token_means(
                 means[ROUTER, start + b] = fixed[0, b]
                 means[DENSE, start + b] = fixed[1, b]
                 means[HEAD, start + b] = fixed[2, b]
-                means[OVERHEAD, start + b] = num_layers * p[LAYER_OVERHEAD, b]
+                means[OVERHEAD, start + b] = overheads * p[LAYER_OVERHEAD, b]
             for c in range(STATE_SIZE):
                 for b in range(count):
                     means[STATE + c, start + b] = totals[c, b] * per_token
     return means
+
+
+@scalar
+def _attention_between(lines, attention, num_layers, between):
+    """Fill ``between`` [BLOCK]: attention of a mean layer to a single token [s]."""
+    for b in range(BLOCK):
+        between[b] = 0.0
+    _attention_at(lines, attention, 1.0, between)
+    for b in range(BLOCK):
+        between[b] /= num_layers
 
 
 @scalar
@@ -183,9 +217,10 @@ def token_percentiles(
     row_offsets,
     row_work,
     row_count,
+    row_host,
     state_row,
     state_before,
-    overlapped,
+    how,
     contexts,
     token_offsets,
     token_state,
@@ -205,34 +240,44 @@ def token_percentiles(
     lines = np.empty((attention.shape[0], LINES, BLOCK))
     fixed, overhead = np.empty((operators.shape[0], BLOCK)), np.empty(BLOCK)
     shared = fixed[SHARED]
-    used, looks_back = _used_columns(work, False), _looks_back(work)
-    priced, rows = np.empty((work.shape[0], 7, BLOCK)), _new_rows(work, row_offsets)
-    exposed = np.zeros(BLOCK)
+    simple = _is_simple(work, row_host, how)
+    used = _used_columns(simple, False)
+    priced, rows = np.empty((work.shape[0], EVERY, BLOCK)), _new_rows(work, row_offsets)
+    between, rates, waits = np.empty(BLOCK), np.empty((RATES, BLOCK)), np.empty((WAITS, BLOCK))
+    overheads = 0.0 if how[TRUNK_ON_CPU] else num_layers
     states, tokens = np.empty((state_row.shape[0], BLOCK)), np.empty((BLOCK, num_tokens + PAD))
     _fill_block(base, p, r)
     for start in range(0, num_points, BLOCK):
         count = _load_block(places, values, start, p, r)
-        _context_lines(p, r, attention, lines)
-        _operator_times(p, r, operators, fixed)
+        _fill_rates(p, r, how[ATTENTION_ON_CPU], rates)
+        _context_lines(rates, attention, lines)
+        _attention_between(lines, attention, num_layers, between)
+        _fill_rates(p, r, how[TRUNK_ON_CPU], rates)
+        _operator_times(rates, operators, fixed)
         for b in range(BLOCK):
-            overhead[b] = num_layers * p[LAYER_OVERHEAD, b]
+            overhead[b] = overheads * p[LAYER_OVERHEAD, b]
         _price_work(p, r, work, expert_params, hidden_size, matrices, used, priced)
-        _keep_rows(priced, work, row_offsets, row_work, row_count, used, rows)
+        _keep_rows(priced, work, row_offsets, row_work, row_count, used, how[PIPELINED], rows)
         for s in range(state_row.shape[0]):
             _price_state(
+                p,
+                r,
                 priced,
                 work,
                 row_offsets,
                 row_work,
                 row_count,
+                row_host,
+                hidden_size,
                 state_row[s],
                 state_before[s],
+                how,
                 shared,
-                overlapped,
+                between,
+                simple,
                 used,
-                looks_back,
                 rows,
-                exposed,
+                waits,
                 states[s],
             )
         _token_block(
@@ -262,9 +307,10 @@ def prefill_times(
     row_offsets,
     row_work,
     row_count,
+    row_host,
     state_row,
     state_before,
-    overlapped,
+    how,
     state_offsets,
     prompts,
 ):
@@ -276,36 +322,46 @@ def prefill_times(
     num_points, sequences = values.shape[1], prompts.shape[0]
     times = np.empty((sequences, num_points))
     p, r = np.empty((base.shape[0], BLOCK)), np.empty((RECIPROCALS, BLOCK))
-    used, looks_back = _used_columns(work, False), _looks_back(work)
-    priced, rows = np.empty((work.shape[0], 7, BLOCK)), _new_rows(work, row_offsets)
+    simple = _is_simple(work, row_host, how)
+    used = _used_columns(simple, False)
+    priced, rows = np.empty((work.shape[0], EVERY, BLOCK)), _new_rows(work, row_offsets)
     fixed = np.empty((operators.shape[1], BLOCK))
     shared = fixed[SHARED]
-    exposed, time, total = np.zeros(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
+    between, rates, waits = np.zeros(BLOCK), np.empty((RATES, BLOCK)), np.empty((WAITS, BLOCK))
+    time, total = np.empty(BLOCK), np.empty(BLOCK)
+    overheads = 0.0 if how[TRUNK_ON_CPU] else num_layers
     _fill_block(base, p, r)
     for start in range(0, num_points, BLOCK):
         count = _load_block(places, values, start, p, r)
         _price_work(p, r, work, expert_params, hidden_size, matrices, used, priced)
-        _keep_rows(priced, work, row_offsets, row_work, row_count, used, rows)
+        _keep_rows(priced, work, row_offsets, row_work, row_count, used, how[PIPELINED], rows)
         for g in range(sequences):
-            _prefill_attention(p, r, attention, prompts[g], total)
-            _operator_times(p, r, operators[g], fixed)
+            _fill_rates(p, r, how[ATTENTION_ON_CPU], rates)
+            _prefill_attention(rates, attention, prompts[g], total)
+            _fill_rates(p, r, how[TRUNK_ON_CPU], rates)
+            _operator_times(rates, operators[g], fixed)
             for b in range(BLOCK):
-                total[b] += fixed[0, b] + fixed[1, b] + fixed[2, b] + num_layers * p[LAYER_OVERHEAD, b]
+                total[b] += fixed[0, b] + fixed[1, b] + fixed[2, b] + overheads * p[LAYER_OVERHEAD, b]
             for s in range(state_offsets[g], state_offsets[g + 1]):
                 _price_state(
+                    p,
+                    r,
                     priced,
                     work,
                     row_offsets,
                     row_work,
                     row_count,
+                    row_host,
+                    hidden_size,
                     state_row[s],
                     state_before[s],
+                    how,
                     shared,
-                    overlapped,
+                    between,
+                    simple,
                     used,
-                    looks_back,
                     rows,
-                    exposed,
+                    waits,
                     time,
                 )
                 for b in range(BLOCK):
@@ -323,5 +379,24 @@ def copy_times(base, places, values, size):
     for n in range(values.shape[1]):
         for v in range(places.shape[0]):
             point[places[v]] = values[v, n]
-        times[n] = _transfer_time1(size, point[LINK_BANDWIDTH], point[LINK_LATENCY], point[LINK_N_HALF])
+        latency_s = point[LINK_LATENCY] + point[COPY_OVERHEAD]
+        times[n] = _transfer_time1(size, point[LINK_BANDWIDTH], latency_s, point[LINK_N_HALF])
+    return times
+
+
+@loop(f"float64[:,:,::1]({_POINTS}, float64[:,::1], float64, float64, float64[:,::1])")
+def work_times(base, places, values, work, expert_params, hidden_size, matrices):
+    """Time of each kind of work at every point, by where it is spent, see ``work.py`` [A, EVERY, N] [s]."""
+    num_points = values.shape[1]
+    times = np.empty((work.shape[0], EVERY, num_points))
+    p, r = np.empty((base.shape[0], BLOCK)), np.empty((RECIPROCALS, BLOCK))
+    priced = np.empty((work.shape[0], EVERY, BLOCK))
+    _fill_block(base, p, r)
+    for start in range(0, num_points, BLOCK):
+        count = _load_block(places, values, start, p, r)
+        _price_work(p, r, work, expert_params, hidden_size, matrices, EVERY, priced)
+        for a in range(work.shape[0]):
+            for c in range(EVERY):
+                for b in range(count):
+                    times[a, c, start + b] = priced[a, c, b]
     return times

@@ -79,6 +79,7 @@ PART_LOOKS = {
     "experts_gpu": Look("experts on GPU", SKY),
     "link": Look("link", LIGHT),
     "ndp": Look("experts near data", ORANGE, "\\\\\\\\"),
+    "cpu": Look("experts on CPU", GREEN, "...."),
     "head": Look("LM head", BLACK),
     "overhead": Look("layer overhead", RED, "----"),
 }

@@ -4,13 +4,14 @@ import difflib
 
 from perfmodel.errors import PolicyError
 from perfmodel.hardware.base import shown
-from perfmodel.policies.base import Executor, Plan, PlanInputs, Policy, WorkClass, parse_options
+from perfmodel.policies.base import Executor, Plan, PlanInputs, Policy, When, WorkClass, footprints, parse_options
 from perfmodel.policies.context_aware import ABLATIONS, ContextAware, Static
+from perfmodel.policies.expert_cache import CachedByRule
 from perfmodel.policies.hobbit import Hobbit
 from perfmodel.policies.monde import Monde
 
 #: Every policy by name.
-POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in (ContextAware, Static, Monde, Hobbit)}
+POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in (ContextAware, Static, Monde, Hobbit, CachedByRule)}
 
 
 def parse_policy(text: str) -> Policy:
@@ -42,6 +43,8 @@ __all__ = [
     "PlanInputs",
     "Policy",
     "Static",
+    "When",
     "WorkClass",
+    "footprints",
     "parse_policy",
 ]

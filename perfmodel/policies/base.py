@@ -21,12 +21,15 @@ from perfmodel.errors import PolicyError
 from perfmodel.hardware import System
 from perfmodel.hardware.base import shown
 from perfmodel.model import MoEModel
+from perfmodel.placement import Device
 from perfmodel.point import link_bytes_per_s, ndp_bytes_per_s
 from perfmodel.routing import Replay, statistics
 
 Overlap = Literal["max", "sum"]
 PrefillMode = Literal["ndp", "fetch", "balanced"]
 Rounding = Literal["nearest", "floor", "ceil"]
+Fetch = Literal["before", "pipelined"]
+RoundTrips = Literal["none", "cpu", "layer"]
 
 #: Upper end of an option that counts experts: as many as a layer has.
 EXPERTS = "E"
@@ -51,6 +54,16 @@ class Executor(IntEnum):
     FETCH = 1  #: copied over the link, then run on the GPU
     NDP = 2  #: in place on the near-data device
     SKIP = 3  #: not run at all
+    CPU = 4  #: on the host, from its memory
+    COPY = 5  #: copied over the link and not run: a wrong prefetch, an upload into a cache, a move between layers
+
+
+class When(IntEnum):
+    """When work is done, seen from the layer that it belongs to."""
+
+    NOW = 0  #: the layer waits for it
+    AHEAD = 1  #: a copy issued during the layer before, which hides what it can of it
+    BEHIND = 2  #: the next layer hides what it can of it: a copy nobody waits for, or an expert deferred on the CPU
 
 
 class WorkClass(NamedTuple):
@@ -58,15 +71,13 @@ class WorkClass(NamedTuple):
 
     bits : stored bits a weight [bit].
     quantised : a replica below the model's stored precision, so group scales are read along with it.
-    ahead : the copy was issued during the previous layer (only with FETCH).
-    wasted : a wrongly predicted copy of the same size was issued ahead and is not aborted (only with FETCH).
+    when : AHEAD only with FETCH and COPY, BEHIND only with COPY and CPU.
     """
 
     executor: Executor
     bits: float
     quantised: bool = False
-    ahead: bool = False
-    wasted: bool = False
+    when: When = When.NOW
 
 
 class ClassTable:
@@ -91,10 +102,17 @@ class Plan:
     policy : the policy with all its options spelled out.
     classes : the work classes that ``picks`` and ``prefill_class`` refer to by number.
     picks : uint8 [decode tokens, layers, k], the class of every selected expert; sequences one after another.
+    copies : uint8 [decode tokens, layers, W], classes of copies that no pick of the layer runs, filled up with a class
+        that is skipped; None without any.
     offsets : int64 [sequences + 1], where each sequence's decode tokens start.
     context_start : int64 [sequences], tokens of context before the first decode step.
     prompt_tokens : int64 [sequences], tokens of the priced prefill (0 without one).
-    overlap : how the GPU side and the near-data side of a layer combine while decoding.
+    overlap : how the GPU side of a layer combines with the near-data side and the CPU while decoding.
+    fetch : copies on demand all come before the layer computes, or every expert computes as soon as it is there: first
+        the residents, then the copied ones in the order of their classes, most tokens first.
+    round_trips : in which layers the host takes part in a decode step: none, those with CPU work, or all MoE layers.
+    attention_on, trunk_on : where attention and its KV cache are, and where router, dense layers, shared experts and
+        LM head are.
     prefill_class, prefill_tokens : [sequences, layers, experts], class and token count of every expert in the
         prefill, or None when the trace holds no prefill.
     migrated_experts : float64 [sequences], experts copied to the GPU once, between prefill and decode.
@@ -123,6 +141,11 @@ class Plan:
     gpu_buffer_bytes: float
     replica_bits: tuple[float, ...]
     notes: tuple[str, ...]
+    copies: NDArray[np.uint8] | None = None
+    fetch: Fetch = "before"
+    round_trips: RoundTrips = "none"
+    attention_on: Device = "gpu"
+    trunk_on: Device = "gpu"
     hot: NDArray[np.bool_] | None = None
     alpha: float | None = None
     norm: placement.Norm = "sum"
@@ -135,11 +158,14 @@ class Residency(NamedTuple):
 
     gpu_experts : experts of every layer resident on the GPU. gpu_buffer_bytes : its caches and staging buffers [byte].
     replica_bits : widths of the quantised copies kept beside the full-precision experts [bit].
+    attention_on, trunk_on : where the rest of the network is.
     """
 
     gpu_experts: float
     gpu_buffer_bytes: float
     replica_bits: tuple[float, ...]
+    attention_on: Device = "gpu"
+    trunk_on: Device = "gpu"
 
 
 class PlanInputs(NamedTuple):
@@ -191,6 +217,7 @@ class Policy(ABC):
     summary: ClassVar[str]
     source: ClassVar[str]
     needs_ndp: ClassVar[bool] = True
+    needs_cpu: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse values of the wrong type or beyond their limits; a policy adds what its options say together."""
@@ -237,6 +264,13 @@ class Policy(ABC):
         ------
         PolicyError : an option does not suit the model. TraceError : nor does the loss table.
         """
+
+    def at_capacity(self, model: MoEModel, most_gpu_experts: int) -> "Policy":
+        """This policy with the GPU memory filled, where its own defaults leave some empty; for equal comparisons.
+
+        most_gpu_experts : as in `residency`.
+        """
+        return self
 
     @property
     def plan_keys(self) -> tuple[str, ...]:
@@ -440,17 +474,31 @@ def make_plan(
     return dataclasses.replace(plan, notes=(*plan.notes, *_check_memory(inputs, plan)))
 
 
+def footprints(inputs: PlanInputs, plan: Plan) -> tuple[placement.Footprint, placement.Footprint]:
+    """What a plan keeps on the GPU, and what is kept behind the link."""
+    on: dict[str, Any] = {"attention_on": plan.attention_on, "trunk_on": plan.trunk_on}
+    context, cpu = inputs.max_context, inputs.system.cpu
+    gpu = placement.gpu_footprint(inputs.model, plan.gpu_experts, context, buffer_bytes=plan.gpu_buffer_bytes, **on)
+    copies = cpu.expert_copies if cpu is not None and inputs.system.ndp is None else 1
+    return gpu, placement.memory_footprint(inputs.model, plan.replica_bits, copies=copies, context_tokens=context, **on)
+
+
 def _check_memory(inputs: PlanInputs, plan: Plan) -> tuple[str, ...]:
     """Refuse a plan whose weights do not fit the GPU or what is behind the link; notes say what was not checked."""
     model, system = inputs.model, inputs.system
     capacity = system.gpu.memory_capacity_bytes
-    use = placement.gpu_footprint(model, plan.gpu_experts, inputs.max_context, buffer_bytes=plan.gpu_buffer_bytes)
+    use, behind = footprints(inputs, plan)
     if use.total > capacity:
-        most = placement.largest_gpu_experts(model, capacity - plan.gpu_buffer_bytes, inputs.max_context)
+        most = placement.largest_gpu_experts(
+            model,
+            capacity - plan.gpu_buffer_bytes,
+            inputs.max_context,
+            attention_on=plan.attention_on,
+            trunk_on=plan.trunk_on,
+        )
         advice = f"at most {most} experts a layer fit" if most >= 0 else "not even zero experts a layer fit"
         count = f"{plan.gpu_experts:g} experts a layer at {inputs.max_context} tokens"
         placement.check_fits(f"{model.name} with {count} on {system.gpu.name}", use, capacity, advice)
-    behind = placement.memory_footprint(model, plan.replica_bits)
     if system.ndp is not None:
         advice = "use a device with more capacity or fewer replicas"
         placement.check_fits(f"{model.name} on {system.ndp.name}", behind, system.ndp.capacity_bytes, advice)

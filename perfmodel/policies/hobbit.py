@@ -35,6 +35,7 @@ from perfmodel.policies.base import (
     PlanInputs,
     Policy,
     Residency,
+    When,
     WorkClass,
     make_plan,
     option,
@@ -113,8 +114,8 @@ class Hobbit(Policy):
 
     def _classes(
         self, outcome: NDArray[np.uint8], full: float, offsets: NDArray[np.int64], table: ClassTable
-    ) -> NDArray[np.uint8]:
-        """Work class of every pick, from the outcome of its cache request."""
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
+        """Work class of every pick, from the outcome of its cache request, and wrongly predicted copies."""
         low = min(self.low_bits, full)
         hit_high, hit_low = WorkClass(Executor.GPU, full), WorkClass(Executor.GPU, low)
         skip = WorkClass(Executor.SKIP, full)
@@ -122,15 +123,16 @@ class Hobbit(Policy):
         numbers += [table.number(WorkClass(Executor.FETCH, bits)) for bits in (full, low)] + [table.number(skip)]
         picks = np.array(numbers, np.uint8)[outcome]
         if self.prefetch_accuracy == 0.0:
-            return picks
+            return picks, None
         missed = (outcome == MISS_HIGH) | (outcome == MISS_LOW)
         ahead = self._ahead(missed, offsets)
         late = missed & ~ahead
         late[:, 0] = False  # nothing was predicted for the first layer
+        wrong = np.full(picks.shape, table.number(skip), np.uint8)
         for code, bits in ((MISS_HIGH, full), (MISS_LOW, low)):
-            picks[ahead & (outcome == code)] = table.number(WorkClass(Executor.FETCH, bits, ahead=True))
-            picks[late & (outcome == code)] = table.number(WorkClass(Executor.FETCH, bits, wasted=True))
-        return picks
+            picks[ahead & (outcome == code)] = table.number(WorkClass(Executor.FETCH, bits, when=When.AHEAD))
+            wrong[late & (outcome == code)] = table.number(WorkClass(Executor.COPY, bits, when=When.AHEAD))
+        return picks, wrong
 
     def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
         for name in ("cache_high", "cache_low"):
@@ -164,7 +166,7 @@ class Hobbit(Policy):
             self.cache_low,
         )
         table = ClassTable()
-        picks = self._classes(outcome, full, offsets, table)
+        picks, wrong = self._classes(outcome, full, offsets, table)
         low = min(self.low_bits, full)
         return make_plan(
             self,
@@ -173,6 +175,7 @@ class Hobbit(Policy):
             picks,
             plan_prefill(inputs, "fetch", table),
             overlap="max",
+            copies=wrong,
             **kept._asdict(),
             notes=self._notes(wanted[assigned], outcome[assigned], low=low, full=full),
         )

@@ -63,22 +63,23 @@ class Replay:
         """How many decode picks of the same token and layer weigh more, see ``kernels/picks.py`` [T, L, k]."""
         from perfmodel.kernels.picks import weight_rank  # imported here, because Numba loads slowly
 
-        return _frozen(weight_rank(self._weights(), self.assigned))
+        return _frozen(weight_rank(self.decode_weights, self.assigned))
 
     @functools.cached_property
     def weight_before(self) -> NDArray[np.float64]:
         """Normalised weight of the decode picks that weigh more, see ``kernels/picks.py`` [T, L, k]."""
         from perfmodel.kernels.picks import weight_before  # imported here, because Numba loads slowly
 
-        return _frozen(weight_before(self._weights(), self.assigned))
+        return _frozen(weight_before(self.decode_weights, self.assigned))
 
-    def _weights(self) -> NDArray[np.float64]:
+    @functools.cached_property
+    def decode_weights(self) -> NDArray[np.float64]:
         """Routing weight of every decode pick [T, L, k]; without recorded weights, earlier picks weigh more."""
         trace = self.trace
         if trace.topk_weights is not None:
-            return trace.topk_weights[trace.phase("decode")].astype(np.float64)
+            return _frozen(trace.topk_weights[trace.phase("decode")].astype(np.float64))
         falling = np.arange(trace.top_k, 0, -1, dtype=np.float64)
-        return np.tile(falling, (len(self.decode_ids), trace.num_layers, 1))
+        return _frozen(np.tile(falling, (len(self.decode_ids), trace.num_layers, 1)))
 
     @functools.cached_property
     def max_context(self) -> int:

@@ -15,6 +15,7 @@ from perfmodel.errors import PlacementError, SpecError, TraceError
 from perfmodel.evaluation import QUALITY
 from perfmodel.hardware import System
 from perfmodel.hardware.base import SOURCE_KINDS
+from perfmodel.hardware.system import PARTS
 from perfmodel.policies import Policy
 from perfmodel.routing import RoutingTrace
 from perfmodel.scenario import Scenario
@@ -136,9 +137,9 @@ def _notes(request: "Request") -> list[str]:
 
 
 def _flags(system: System, axes: Mapping[str, NDArray[Any]]) -> Iterator[str]:
-    """Sentences about values above what a part states; of an axis, about the smallest and the largest of them."""
+    """Sentences about harmful values, and about those above what a part states; of an axis, about the ends of them."""
     yield from (flag for flag in system.flags if flag.partition(" ")[0] not in axes)
-    for name in (key for key in axes if key in system.numeric_keys()):
+    for name in (key for key in axes if key.partition(".")[0] in PARTS):
         try:
             highest = system.with_values({name: axes[name].max().item()})
             if name in highest.stated_peaks:
@@ -147,6 +148,8 @@ def _flags(system: System, axes: Mapping[str, NDArray[Any]]) -> Iterator[str]:
                 for one in ends:
                     flags = system.with_values({name: one}).flags
                     yield from (flag for flag in flags if flag.partition(" ")[0] == name)
+            else:
+                yield from (flag for flag in highest.flags if flag.partition(" ")[0] == name)
         except SpecError:
             continue  # fits only together with the values of other axes
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from perfmodel.kernels import front, link, roofline, systolic
 from perfmodel.kernels import point as place
-from perfmodel.kernels.replay import ACTIVATION_BYTES
+from perfmodel.kernels.cpu import ACTIVATION_BYTES
 from perfmodel.operators import attention_rows, operators
 from perfmodel.plots.words import number
 from perfmodel.point import hardware_point, ndp_bytes_per_s

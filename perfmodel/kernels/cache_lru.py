@@ -1,0 +1,180 @@
+"""Least-recently-used caches on demand: one capacity, or the hits at every capacity in one pass.
+
+A cache of C experts holds the first C of the list of the latest requests, so the depth of an expert in that list tells
+at which capacities it hits (Mattson, Gecsei, Slutz and Traiger, IBM Systems Journal 9, 1970).
+
+Where what a step picks is protected and there is room for all its picks, the residents among them count as used before
+the first of them asks; from there on the step goes as without protection.
+"""
+
+# The compiler infers the types of kernels.
+# mypy: allow-untyped-defs
+
+import numpy as np
+from numba import types
+
+from perfmodel.kernels._jit import loop, read_only, scalar
+from perfmodel.kernels.cache import HIT_HIGH, MISS_HIGH, NOT_RUN
+
+_IDS = read_only(types.uint16[:, :, ::1])
+_INTS = read_only(types.int64[::1])
+_OUTCOME = types.uint8[:, :, ::1]
+
+# Eight numbers below 255 in one integer, the latest in the lowest byte; 255 is an empty place.
+_ONES, _TOPS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
+_EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
+_ONE, _SEVEN, _EIGHT = np.uint64(1), np.uint64(7), np.uint64(8)
+
+
+@scalar
+def _to_front(recent, expert):
+    """The list with the expert in front, and an integer with as many ones in its low bytes as others were before it.
+
+    An expert that is not in the list has eight such bytes.
+    """
+    differs = recent ^ (expert * _ONES)
+    zeros = (differs - _ONES) & ~differs & _TOPS  # the lowest bit set is that of the byte that is zero
+    lowest = zeros & (~zeros + _ONE)
+    up_to = (lowest << _ONE) - _ONE
+    return (recent & ~up_to) | ((recent << _EIGHT) & up_to) | expert, (lowest >> _SEVEN) - _ONE
+
+
+@loop(_OUTCOME(_IDS, _INTS, _IDS, types.int64, types.int64, types.boolean))
+def lru_of_few(ids, offsets, initial, num_experts, capacity, protected):
+    """Outcome [T, L, k] of every pick in caches of ``capacity`` >= 1 of at most 8 experts a layer.
+
+    Parameters as in `cache.replay`; with ``protected`` the capacity is at least k.
+    """
+    steps, layers, width = ids.shape
+    outcome = np.empty((steps, layers, width), np.uint8)
+    recent = np.empty(layers, np.uint64)
+    experts = np.uint64(num_experts)
+    limit = _EMPTY if capacity >= 8 else (_ONE << np.uint64(8 * capacity)) - _ONE
+    protected = protected and capacity < num_experts
+    for s in range(offsets.shape[0] - 1):
+        recent[:] = _EMPTY
+        row = min(s, initial.shape[0] - 1)
+        for layer in range(layers):
+            loaded = 0
+            for rank in range(initial.shape[2]):
+                if initial[row, layer, rank] < num_experts and loaded < capacity:
+                    # To the end of the list, of which the empty places are the rest.
+                    place = np.uint64(8 * loaded)
+                    recent[layer] &= ~(np.uint64(255) << place)
+                    recent[layer] |= np.uint64(initial[row, layer, rank]) << place
+                    loaded += 1
+        for t in range(offsets[s], offsets[s + 1]):
+            for layer in range(layers):
+                order = recent[layer]
+                if protected:
+                    for j in range(width):
+                        expert = np.uint64(ids[t, layer, j])
+                        if expert < experts:
+                            used, before = _to_front(order, expert)
+                            order = used if before < limit else order
+                for j in range(width):
+                    expert = np.uint64(ids[t, layer, j])
+                    code = NOT_RUN
+                    if expert < experts:
+                        order, before = _to_front(order, expert)
+                        code = HIT_HIGH if before < limit else MISS_HIGH
+                    outcome[t, layer, j] = code
+                recent[layer] = order
+    return outcome
+
+
+@scalar
+def _unlink(before, after, node):
+    after[before[node]] = after[node]
+    before[after[node]] = before[node]
+
+
+@scalar
+def _link(before, after, end, node):
+    """Make a node the first one of a ring, of which ``end`` is the place between the last and the first."""
+    first = after[end]
+    before[node] = end
+    after[node] = first
+    before[first] = node
+    after[end] = node
+
+
+@loop(_OUTCOME(_IDS, _INTS, _IDS, types.int64, types.int64, types.boolean, types.boolean))
+def lru_of_many(ids, offsets, initial, num_experts, capacity, protected, everywhere):
+    """Outcome [T, L, k] of every pick in a cache of ``capacity`` >= 1 experts of a layer, or of all layers.
+
+    Parameters as in `cache.replay`; with ``protected`` the capacity is at least k.
+    """
+    steps, layers, width = ids.shape
+    outcome = np.empty((steps, layers, width), np.uint8)
+    nodes, rings = layers * num_experts, 1 if everywhere else layers
+    # Residents in rings, by falling recency; -1 before those that are not resident.
+    before, after = np.empty(nodes + rings, np.int32), np.empty(nodes + rings, np.int32)
+    filled = np.empty(rings, np.int64)
+    for s in range(offsets.shape[0] - 1):
+        before[:nodes] = -1
+        for ring in range(rings):
+            before[nodes + ring] = after[nodes + ring] = nodes + ring
+            filled[ring] = 0
+        for rank in range(initial.shape[2]):
+            for layer in range(layers):
+                expert = initial[min(s, initial.shape[0] - 1), layer, rank]
+                ring = 0 if everywhere else layer
+                node = layer * num_experts + expert
+                if expert < num_experts and before[node] < 0 and filled[ring] < capacity:
+                    # Between the last one and the end.
+                    _link(after, before, nodes + ring, node)
+                    filled[ring] += 1
+        for t in range(offsets[s], offsets[s + 1]):
+            for layer in range(layers):
+                ring = 0 if everywhere else layer
+                end, base = nodes + ring, layer * num_experts
+                if protected:
+                    for j in range(width):
+                        node = base + ids[t, layer, j]
+                        if ids[t, layer, j] < num_experts and before[node] >= 0:
+                            _unlink(before, after, node)
+                            _link(before, after, end, node)
+                for j in range(width):
+                    node = base + ids[t, layer, j]
+                    if ids[t, layer, j] >= num_experts:
+                        outcome[t, layer, j] = NOT_RUN
+                        continue
+                    if before[node] >= 0:
+                        outcome[t, layer, j] = HIT_HIGH
+                        _unlink(before, after, node)
+                    else:
+                        outcome[t, layer, j] = MISS_HIGH
+                        if filled[ring] < capacity:
+                            filled[ring] += 1
+                        else:
+                            oldest = before[end]
+                            _unlink(before, after, oldest)
+                            before[oldest] = -1
+                    _link(before, after, end, node)
+    return outcome
+
+
+@loop(types.void(_IDS, _INTS, types.int64, types.uint8[:, ::1], types.int64[:, ::1]))
+def lru_depths(ids, offsets, num_experts, depth, found):
+    """Add up at which depths picks find their experts in the lists of the latest requests, of at most 254 experts.
+
+    depth : work space, uint8 [L, at least E], its rows filled up to whatever the compiler handles at once
+    found : int64 [L, E + 1], picks found at depth 0..E - 1, and in column E those found nowhere.
+    """
+    layers, width = ids.shape[1:]
+    # Many counters in turn would not wait for each other, but layers are in turn already.
+    for s in range(offsets.shape[0] - 1):
+        depth[:] = 255
+        for t in range(offsets[s], offsets[s + 1]):
+            for layer in range(layers):
+                places = depth[layer]
+                for j in range(width):
+                    expert = ids[t, layer, j]
+                    if expert >= num_experts:
+                        continue
+                    own = places[expert]
+                    found[layer, min(np.int64(own), num_experts)] += 1
+                    for other in range(places.shape[0]):
+                        places[other] += places[other] < own
+                    places[expert] = 0

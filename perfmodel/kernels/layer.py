@@ -1,0 +1,360 @@
+"""The distinct states of a plan, timed on a block of hardware points.
+
+Two layers whose picks fall in the same kinds of work equally often cost the same, wherever they stand in a trace.
+So a plan is held as its different rows of (work, count) pairs. A state is such a row, together with the row of the
+layer before it where some work is issued ahead or left behind. Weighting the states by how often they occur gives the
+sums over the whole trace without any sampling. Sums run in a fixed order.
+
+A layer has up to three sides. The GPU copies what it misses and computes, the near-data device gets activations,
+computes and returns results, and the CPU computes from host memory. They work at the same time, or in turn. Most plans
+need no more than that (the simple case). Otherwise
+
+- copies and computing on the GPU may be pipelined: an expert computes when its copy is there and the GPU is free.
+  With copies c and computing g in a fixed order, the residents' computing first, the GPU side ends after
+  ``max_j(c_1 + ... + c_j + g_j + g_(j+1) + ...)`` or after all computing, whichever is later; within a run of equal
+  experts the maximum is at one of the ends, because it is linear in between.
+- copies issued ahead, and copies of the layer before that nobody waited for, share the link during the layer before
+  and the attention in between, less the copies that layer waited for. What does not fit is exposed.
+- experts that the layer before deferred run on the CPU beside the attention in between, and delay the CPU after it.
+- the host may take part: a round trip, and activations sent to the CPU and back, come before everything else.
+
+The attention in between is that of a mean layer to a single token, whatever the context: so a state costs the same
+wherever it stands, and hides rather too little than too much.
+
+Arrays
+------
+row_offsets, row_work, row_count : rows in compressed form; row r holds the entries
+    ``row_offsets[r]:row_offsets[r + 1]``, each a number of ``work`` and how often it occurs.
+row_host : float64 [R, 2], host round trips of a row, and tokens whose activations cross the link and come back.
+state_row, state_before : int64 [S], row of the state and row of the layer before (-1: none).
+how : int64 [HOW_SIZE], switches of the plan; the places are named below.
+waits : float64 [WAITS, BLOCK], what one state waits for in the general case; the rows are named below.
+rows : float64 [N, COLUMNS, BLOCK], sums of the rows by column, see ``work.py``, and their pipelined ends.
+"""
+
+# The compiler infers the types of kernels.
+# mypy: allow-untyped-defs
+
+import numpy as np
+
+from perfmodel.kernels._jit import loop, scalar
+from perfmodel.kernels.block import BLOCK
+from perfmodel.kernels.cpu import ACTIVATION_BYTES
+from perfmodel.kernels.point import ROUND_TRIP
+from perfmodel.kernels.work import (
+    COPIED,
+    CPU,
+    CPU_BEHIND,
+    EVERY,
+    EXECUTOR,
+    GPU,
+    GPU_SIDE,
+    LINK,
+    LINK_AHEAD,
+    LINK_BEHIND,
+    NDP,
+    NDP_LINK,
+    NDP_SIDE,
+    NOW,
+    ON_CPU,
+    ON_GPU_AFTER_FETCH,
+    ON_NDP,
+    PARTED,
+    SIDES,
+    WHEN,
+    _one_way,
+)
+
+# Switches of a plan: sides at the same time, copies and computing pipelined, and what is on the CPU.
+OVERLAPPED, PIPELINED, ATTENTION_ON_CPU, TRUNK_ON_CPU = range(4)
+HOW_SIZE = 4
+
+# Columns of host: round trips, and tokens whose activations cross.
+TRIPS, CROSSING = range(2)
+
+# Rows of waits: copies of other layers that nothing hides, how late the CPU is, the host, activations there and back.
+EXPOSED, LATE, HOST_S, CROSSING_S = range(4)
+WAITS = 4
+
+# One more column of a row: when the last copied expert has computed, if copies and computing are pipelined.
+_PIPED = EVERY
+COLUMNS = EVERY + 1
+
+# Columns of a priced state, all in seconds.
+TIME = 0  # what the expert part adds to the layer
+PATH_LINK, PATH_GPU, PATH_NDP, PATH_CPU, PATH_HOST = 1, 2, 3, 4, 5  # the same, split by what is on the critical path
+BUSY_LINK, BUSY_GPU, BUSY_NDP, BUSY_CPU = 6, 7, 8, 9  # how long each part works, hidden or not
+STATE_SIZE = 10
+
+
+@scalar
+def _looks_back(work):
+    """Whether some work is not done in its own layer; only then does a state depend on the layer before."""
+    found = False
+    for a in range(work.shape[0]):
+        found = found or work[a, WHEN] != NOW
+    return found
+
+
+@scalar
+def _is_simple(work, row_host, how):
+    """Whether a layer is no more than a GPU side and a near-data side."""
+    simple = how[PIPELINED] == 0 and how[TRUNK_ON_CPU] == 0
+    for a in range(work.shape[0]):
+        simple = simple and work[a, WHEN] == NOW and work[a, EXECUTOR] != ON_CPU
+    for n in range(row_host.shape[0]):
+        simple = simple and row_host[n, TRIPS] == 0.0 and row_host[n, CROSSING] == 0.0
+    return simple
+
+
+@scalar
+def _used_columns(simple, with_parts):
+    """How many columns of the priced work are needed."""
+    if not simple:
+        return EVERY
+    return PARTED if with_parts else SIDES
+
+
+@scalar
+def _new_rows(work, row_offsets):
+    """Room for rows: all of them where some state looks back, else one that is summed where it is used."""
+    return np.empty((row_offsets.shape[0] - 1 if _looks_back(work) else 1, COLUMNS, BLOCK))
+
+
+@scalar
+def _keep_rows(priced, work, row_offsets, row_work, row_count, used, piped, rows):
+    """Sum all rows that states may look back to."""
+    if _looks_back(work):
+        for n in range(rows.shape[0]):
+            _price_row(priced, work, row_offsets[n], row_offsets[n + 1], row_work, row_count, used, piped, rows, n)
+
+
+@scalar
+def _price_row(priced, work, first, last, row_work, row_count, used, piped, rows, at):
+    """Fill ``rows[at]`` with the sum of the row's work, entries ``first`` to ``last`` [s]."""
+    for c in range(used):
+        for b in range(BLOCK):
+            rows[at, c, b] = 0.0
+    for i in range(first, last):
+        a, count = row_work[i], row_count[i]
+        if used == SIDES:
+            # An expert works on one side only; the other column is zero.
+            c = NDP_SIDE if work[a, EXECUTOR] == ON_NDP else GPU_SIDE
+            for b in range(BLOCK):
+                rows[at, c, b] += count * priced[a, c, b]
+        else:
+            for c in range(used):
+                for b in range(BLOCK):
+                    rows[at, c, b] += count * priced[a, c, b]
+    if used == EVERY:
+        for b in range(BLOCK):
+            rows[at, _PIPED, b] = 0.0
+        if piped:
+            _pipeline(priced, work, first, last, row_work, row_count, rows, at)
+
+
+@scalar
+def _pipeline(priced, work, first, last, row_work, row_count, rows, at):
+    """Fill the pipelined end of a row: the latest of all copies so far and all computing from there on [s]."""
+    copied, left = np.zeros(BLOCK), np.zeros(BLOCK)
+    for i in range(first, last):
+        a = row_work[i]
+        if work[a, EXECUTOR] == ON_GPU_AFTER_FETCH and work[a, WHEN] == NOW:
+            for b in range(BLOCK):
+                left[b] += row_count[i] * priced[a, GPU, b]
+    for i in range(first, last):
+        a, count = row_work[i], row_count[i]
+        fetched = work[a, EXECUTOR] == ON_GPU_AFTER_FETCH
+        if work[a, WHEN] == NOW and (fetched or work[a, EXECUTOR] == COPIED):
+            for b in range(BLOCK):
+                copy, compute = priced[a, LINK, b], priced[a, GPU, b]
+                one = copied[b] + copy + left[b]
+                copied[b] += count * copy
+                left[b] -= count * compute
+                rows[at, _PIPED, b] = max(rows[at, _PIPED, b], one, copied[b] + compute + left[b])
+
+
+@scalar
+def _host_times(p, r, trips, crossing, hidden_size, waits):
+    """Fill the host's part of a layer, and activations there and back."""
+    for b in range(BLOCK):
+        waits[HOST_S, b] = trips * p[ROUND_TRIP, b]
+        waits[CROSSING_S, b] = 0.0
+    if crossing != 0.0:
+        _one_way(p, r, crossing * hidden_size * ACTIVATION_BYTES, waits[CROSSING_S])
+        for b in range(BLOCK):
+            waits[CROSSING_S, b] *= 2.0
+
+
+@scalar
+def _gpu_side(rows, at, how, shared_s, b):
+    """Copies waited for, and computing, without what was issued ahead."""
+    compute = rows[at, GPU, b] + (0.0 if how[TRUNK_ON_CPU] else shared_s[b])
+    if how[PIPELINED]:
+        return max(compute, rows[at, _PIPED, b])
+    return rows[at, LINK, b] + compute
+
+
+@scalar
+def _cpu_side(rows, at, how, shared_s, b):
+    """Computing on the CPU, without what the layer before deferred."""
+    return rows[at, CPU, b] + (shared_s[b] if how[TRUNK_ON_CPU] else 0.0)
+
+
+@scalar
+def _together(how, gpu, near, cpu):
+    """Three sides at the same time, or in turn."""
+    return max(gpu, near, cpu) if how[OVERLAPPED] else gpu + near + cpu
+
+
+@scalar
+def _look_back(rows, at, before, how, shared_s, attention_s, waits):
+    """Fill what the layer before leaves: copies that it does not hide, and how late the CPU is."""
+    for b in range(BLOCK):
+        waiting, window, waits[LATE, b] = rows[at, LINK_AHEAD, b], 0.0, 0.0
+        if before >= 0:
+            sides = _together(
+                how,
+                _gpu_side(rows, before, how, shared_s, b),
+                rows[before, NDP_SIDE, b],
+                _cpu_side(rows, before, how, shared_s, b),
+            )
+            window = attention_s[b] + sides - rows[before, LINK, b]
+            waiting += rows[before, LINK_BEHIND, b]
+            waits[LATE, b] = max(0.0, rows[before, CPU_BEHIND, b] - attention_s[b])
+        waits[EXPOSED, b] = max(0.0, waiting - window)
+
+
+@scalar
+def _layer_time(rows, at, how, shared_s, waits, time):
+    """Fill ``time`` [BLOCK], what a layer's expert part takes in the general case."""
+    for b in range(BLOCK):
+        gpu = _gpu_side(rows, at, how, shared_s, b) + waits[EXPOSED, b]
+        cpu = _cpu_side(rows, at, how, shared_s, b) + waits[LATE, b]
+        time[b] = waits[HOST_S, b] + waits[CROSSING_S, b] + _together(how, gpu, rows[at, NDP_SIDE, b], cpu)
+
+
+@scalar
+def _simple_time(rows, at, how, shared_s, time):
+    """Fill ``time`` [BLOCK], what a layer's expert part takes in the simple case."""
+    if how[OVERLAPPED]:
+        for b in range(BLOCK):
+            time[b] = max(rows[at, GPU_SIDE, b] + shared_s[b], rows[at, NDP_SIDE, b])
+    else:
+        for b in range(BLOCK):
+            time[b] = rows[at, GPU_SIDE, b] + shared_s[b] + rows[at, NDP_SIDE, b]
+
+
+@scalar
+def _add_simple_parts(rows, at, how, shared_s, weight, totals):
+    """Add the other columns of a simple state, times ``weight``, to ``totals`` [STATE_SIZE, BLOCK]."""
+    for b in range(BLOCK):
+        gpu = rows[at, GPU, b] + shared_s[b]
+        gpu_first = rows[at, GPU_SIDE, b] + shared_s[b] >= rows[at, NDP_SIDE, b]
+        on_gpu = 1.0 if not how[OVERLAPPED] or gpu_first else 0.0
+        on_ndp = 1.0 if not how[OVERLAPPED] or not gpu_first else 0.0
+        totals[PATH_LINK, b] += weight * (on_gpu * rows[at, LINK, b] + on_ndp * rows[at, NDP_LINK, b])
+        totals[PATH_GPU, b] += weight * (on_gpu * gpu)
+        totals[PATH_NDP, b] += weight * (on_ndp * rows[at, NDP, b])
+        totals[BUSY_LINK, b] += weight * (rows[at, LINK, b] + rows[at, NDP_LINK, b])
+        totals[BUSY_GPU, b] += weight * gpu
+        totals[BUSY_NDP, b] += weight * rows[at, NDP, b]
+
+
+@scalar
+def _add_parts(rows, at, how, shared_s, waits, weight, totals):
+    """Add the other columns of a state in the general case, times ``weight``, to ``totals`` [STATE_SIZE, BLOCK].
+
+    Of sides at the same time the longest is on the critical path; of equals the GPU's, then the near-data one.
+    """
+    for b in range(BLOCK):
+        shared_gpu = 0.0 if how[TRUNK_ON_CPU] else shared_s[b]
+        compute = rows[at, GPU, b] + shared_gpu
+        gpu = _gpu_side(rows, at, how, shared_s, b) + waits[EXPOSED, b]
+        near = rows[at, NDP_SIDE, b]
+        cpu = _cpu_side(rows, at, how, shared_s, b) + waits[LATE, b]
+        in_turn = how[OVERLAPPED] == 0
+        on_gpu = 1.0 if in_turn or (gpu >= near and gpu >= cpu) else 0.0
+        on_ndp = 1.0 if in_turn or (gpu < near and near >= cpu) else 0.0
+        on_cpu = 1.0 if in_turn or (gpu < cpu and near < cpu) else 0.0
+        link = on_gpu * (gpu - compute) + on_ndp * rows[at, NDP_LINK, b]
+        totals[PATH_LINK, b] += weight * (waits[CROSSING_S, b] + link)
+        totals[PATH_GPU, b] += weight * (on_gpu * compute)
+        totals[PATH_NDP, b] += weight * (on_ndp * rows[at, NDP, b])
+        totals[PATH_CPU, b] += weight * (on_cpu * cpu)
+        totals[PATH_HOST, b] += weight * waits[HOST_S, b]
+        copies = rows[at, LINK, b] + rows[at, LINK_AHEAD, b] + rows[at, LINK_BEHIND, b]
+        totals[BUSY_LINK, b] += weight * (copies + rows[at, NDP_LINK, b] + waits[CROSSING_S, b])
+        totals[BUSY_GPU, b] += weight * compute
+        totals[BUSY_NDP, b] += weight * rows[at, NDP, b]
+        on_host = rows[at, CPU, b] + rows[at, CPU_BEHIND, b] + (shared_s[b] - shared_gpu)
+        totals[BUSY_CPU, b] += weight * on_host
+
+
+@scalar
+def _price_state(
+    p,
+    r,
+    priced,
+    work,
+    row_offsets,
+    row_work,
+    row_count,
+    row_host,
+    hidden_size,
+    n,
+    before,
+    how,
+    shared_s,
+    attention_s,
+    simple,
+    used,
+    rows,
+    waits,
+    time,
+):
+    """Fill ``time`` [BLOCK] for the state of row ``n``, and ``waits``; returns where in ``rows`` its row stands."""
+    at = 0
+    kept = _looks_back(work)
+    if kept:
+        at = n
+    else:
+        first, last = row_offsets[n], row_offsets[n + 1]
+        _price_row(priced, work, first, last, row_work, row_count, used, how[PIPELINED], rows, at)
+    if simple:
+        _simple_time(rows, at, how, shared_s, time)
+    else:
+        _look_back(rows, at, before if kept else -1, how, shared_s, attention_s, waits)
+        _host_times(p, r, row_host[n, TRIPS], row_host[n, CROSSING], hidden_size, waits)
+        _layer_time(rows, at, how, shared_s, waits, time)
+    return at
+
+
+@loop("Tuple((int64[::1], int32[::1], float64[::1]))(int32[:,::1], int64)")
+def token_states(state_id, num_states):
+    """The states of each token in compressed form, from ``state_id`` [T, L].
+
+    Token t is in the states ``state[i]``, in ``count[i]`` of its layers each, for i from ``offsets[t]`` to
+    ``offsets[t + 1]``; in the order of the layers.
+    """
+    tokens, layers = state_id.shape
+    offsets = np.zeros(tokens + 1, np.int64)
+    last = np.full(num_states, -1, np.int64)
+    for t in range(tokens):
+        offsets[t + 1] = offsets[t]
+        for layer in range(layers):
+            if last[state_id[t, layer]] != t:
+                last[state_id[t, layer]] = t
+                offsets[t + 1] += 1
+    state, count = np.empty(offsets[tokens], np.int32), np.zeros(offsets[tokens])
+    place = np.empty(num_states, np.int64)
+    last[:] = -1
+    for t in range(tokens):
+        end = offsets[t]
+        for layer in range(layers):
+            s = state_id[t, layer]
+            if last[s] != t:
+                last[s], place[s], state[end] = t, end, s
+                end += 1
+            count[place[s]] += 1.0
+    return offsets, state, count

@@ -1,0 +1,71 @@
+"""Where a prefill runs experts that live in host memory: on the CPU, or on the GPU after a copy."""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.policies.base import ClassTable, Executor, PlanInputs, WorkClass, prefill_counts
+from perfmodel.policies.costs import expert_costs
+
+HostPrefill = Literal["fetch", "cpu", "threshold", "each", "faster"]
+
+#: Tokens from which a dense layer is copied to the GPU in llama.cpp; of a MoE layer E / k times as many, so that an
+#: expert gets as many on average.
+DENSE_THRESHOLD = 32
+
+
+class Prefill(NamedTuple):
+    """Class and token count of every expert in the prefill [S, L, E], or None when the trace holds no prefill."""
+
+    classes: NDArray[np.uint8] | None
+    tokens: NDArray[np.int64] | None
+
+
+def host_prefill(
+    inputs: PlanInputs,
+    table: ClassTable,
+    mode: HostPrefill,
+    *,
+    bits: float,
+    hot: NDArray[np.bool_] | None = None,
+    threshold: float | None = None,
+) -> Prefill:
+    """Class and token count of every expert in the prefill, as fields of a plan.
+
+    Parameters
+    ----------
+    mode : ``fetch`` copies every selected expert that is not resident, ``cpu`` runs it on the host. ``threshold``
+        copies for prompts of at least so many tokens. ``each`` does for every expert what takes less time, a copy with
+        the GPU's computing or the CPU. ``faster`` does the same for all experts of a layer together.
+    bits : stored bits of the experts [bit].
+    hot : bool [S, L, E], experts resident before the prompt; None for none.
+    threshold : tokens [1], of ``threshold``; None for ``DENSE_THRESHOLD * E / k``.
+    """
+    tokens = prefill_counts(inputs)
+    if tokens is None:
+        return Prefill(None, None)
+    here = np.zeros(tokens.shape, np.bool_) if hot is None else hot
+    copied = np.zeros(tokens.shape, np.bool_)
+    if mode == "fetch":
+        copied = ~here
+    elif mode == "threshold":
+        least = DENSE_THRESHOLD * inputs.model.num_experts / inputs.model.top_k if threshold is None else threshold
+        copied = ~here & (inputs.replay.trace.prompt_len >= least)[:, None, None]
+    elif mode in ("each", "faster"):
+        counts, place = np.unique(tokens, return_inverse=True)
+        costs = expert_costs(inputs.model, inputs.system, counts, bits)
+        on_gpu, on_cpu = (
+            np.where((tokens > 0) & ~here, seconds[place.reshape(tokens.shape)], 0.0)
+            for seconds in (costs.copy_s + costs.gpu_s, costs.cpu_s)
+        )
+        if mode == "faster":
+            on_gpu, on_cpu = (side.sum(axis=-1, keepdims=True) for side in (on_gpu, on_cpu))
+        copied = ~here & (on_gpu < on_cpu)
+    cold = Executor.FETCH if mode == "fetch" else Executor.CPU
+    classes = np.full(tokens.shape, table.number(WorkClass(cold, bits)), np.uint8)
+    if copied.any():
+        classes[copied] = table.number(WorkClass(Executor.FETCH, bits))
+    if here.any():
+        classes[here] = table.number(WorkClass(Executor.GPU, bits))
+    return Prefill(classes, tokens)

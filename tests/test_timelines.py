@@ -1,0 +1,168 @@
+"""Layers on up to four resources: the kernels against the plain loop, and against tasks scheduled one by one."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import NDP_SYSTEM, models, plain_model, small_trace, spread_floats, systems, traces
+from timelines import Timeline
+
+from perfmodel import oracle
+from perfmodel.hardware import System, load_system
+from perfmodel.point import hardware_point
+from perfmodel.policies import Executor, When, WorkClass
+from perfmodel.policies.costs import expert_costs
+from perfmodel.run import Run, plan_run
+
+WHEN = {Executor.FETCH: (When.NOW, When.AHEAD), Executor.COPY: tuple(When), Executor.CPU: (When.NOW, When.BEHIND)}
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> System:
+    """A system with every part."""
+    near = draw(systems())
+    whole = load_system("h100-pcie5-cpu")
+    system = near.model_copy(update={"cpu": whole.cpu, "host": whole.host})
+    return system.with_values(
+        {
+            "cpu.dram_bandwidth_gb_per_s": draw(spread_floats(1.0, 2000.0)),
+            "host.round_trip_us": draw(st.sampled_from([0.0, 20.0])),
+            "host.copy_overhead_us": draw(st.sampled_from([0.0, 5.0])),
+        }
+    )
+
+
+@st.composite
+def any_runs(draw: st.DrawFn) -> Run:
+    """A run whose plan holds every kind of work anywhere."""
+    model = draw(models())
+    run = plan_run(model, NDP_SYSTEM, draw(traces(model)), "monde")
+    plan, system = run.plan, draw(machines())
+    executors = draw(st.lists(st.sampled_from(Executor), min_size=1, max_size=6))
+    classes = [
+        WorkClass(one, draw(st.sampled_from([2.0, 4.0, 16.0])), when=draw(st.sampled_from(WHEN.get(one, (When.NOW,)))))
+        for one in executors
+    ]
+    classes = [*dict.fromkeys((WorkClass(Executor.SKIP, 16.0), *classes))]
+    copies_only = [n for n, work in enumerate(classes) if work.executor in (Executor.COPY, Executor.SKIP)]
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    copies = rng.choice(copies_only, (*plan.picks.shape[:2], draw(st.integers(1, 2)))).astype(np.uint8)
+    changes = {
+        "classes": tuple(classes),
+        "picks": rng.integers(0, len(classes), plan.picks.shape).astype(np.uint8),
+        "copies": draw(st.sampled_from([None, copies])),
+        "overlap": draw(st.sampled_from(["max", "sum"])),
+        "fetch": draw(st.sampled_from(["before", "pipelined"])),
+        "round_trips": draw(st.sampled_from(["none", "cpu", "layer"])),
+        "attention_on": draw(st.sampled_from(["gpu", "cpu"])),
+        "trunk_on": draw(st.sampled_from(["gpu", "cpu"])),
+    }
+    if plan.prefill_tokens is not None:
+        changes["prefill_class"] = rng.integers(0, len(classes), plan.prefill_tokens.shape).astype(np.uint8)
+    return dataclasses.replace(run, system=system, plan=dataclasses.replace(plan, **changes))
+
+
+@settings(max_examples=150)
+@given(any_runs())
+def test_every_schedule_equals_the_plain_loop(run: Run) -> None:
+    assert oracle.largest_difference(run.price(), oracle.per_pick(run)) <= 1e-12
+
+
+@settings(max_examples=40)
+@given(any_runs())
+def test_parts_add_up_and_nobody_is_busier_than_the_token(run: Run) -> None:
+    evaluation = run.price()
+    assert sum(evaluation.breakdown_s.values()) == pytest.approx(evaluation.tpot_mean_s, rel=1e-12, abs=0)
+    times = run.token_times(hardware_point(run.system))
+    assert np.mean(times) == pytest.approx(evaluation.tpot_mean_s, rel=1e-12, abs=0)
+
+
+def test_more_classes_than_a_key_holds_are_told_apart() -> None:
+    model = plain_model(num_layers=4, num_experts=30, top_k=12)
+    run = plan_run(model, NDP_SYSTEM, small_trace(model, [(3, 40)], seed=1), "monde")
+    rng = np.random.default_rng(0)
+    for count in (8, 20):  # 13 ** 8 is too large for a table, 13 ** 20 for 64 bits
+        classes = tuple(WorkClass(Executor.NDP, 1.0 + n / 2) for n in range(count))
+        plan = dataclasses.replace(
+            run.plan, classes=classes, picks=rng.integers(0, count, run.plan.picks.shape).astype(np.uint8)
+        )
+        mixed = dataclasses.replace(run, plan=plan)
+        assert oracle.largest_difference(mixed.price(), oracle.per_pick(mixed)) <= 1e-12
+
+
+def planned(system: System, layers: list[list[WorkClass]], **changes: object) -> Run:
+    """One decode step whose layers hold the given work."""
+    width = max(map(len, layers))
+    model = plain_model(num_layers=len(layers), num_experts=max(width, 2) + 1, top_k=width)
+    run = plan_run(model, NDP_SYSTEM, small_trace(model, [(2, 1)], seed=3), "monde")
+    nothing = WorkClass(Executor.SKIP, 16.0)
+    classes = [*dict.fromkeys([*(work for layer in layers for work in layer), nothing])]
+    rows = [
+        [classes.index(work) for work in layer] + [classes.index(nothing)] * (width - len(layer)) for layer in layers
+    ]
+    plan = dataclasses.replace(run.plan, classes=tuple(classes), picks=np.array([rows], np.uint8), **changes)
+    return dataclasses.replace(run, system=system, plan=plan)
+
+
+def experts_take(run: Run) -> float:
+    """What the experts add to the token [s]."""
+    parts = run.price().breakdown_s
+    return sum(parts[part] for part in ("link", "experts_gpu", "ndp", "cpu"))
+
+
+def attention_to_one_token(run: Run) -> float:
+    """Attention of a mean layer with one token of context [s]."""
+    short = dataclasses.replace(run.plan, context_start=np.zeros_like(run.plan.context_start))
+    return dataclasses.replace(run, plan=short).price().breakdown_s["attention"] / run.model.num_layers
+
+
+def times(run: Run, system: System, bits: float) -> tuple[float, float, float]:
+    """Computing on the GPU, a copy, and computing on the CPU [s]."""
+    costs = expert_costs(run.model, system, 1, bits)
+    return float(costs.gpu_s[0]), costs.copy_s, float(costs.cpu_s[0])
+
+
+@settings(max_examples=60)
+@given(machines(), st.integers(0, 3), st.lists(st.sampled_from([2.0, 4.0, 16.0]), max_size=5))
+def test_pipelined_copies_equal_a_schedule_of_their_tasks(system: System, residents: int, copied: list[float]) -> None:
+    bits = sorted(copied)
+    layer = [WorkClass(Executor.GPU, 16.0)] * residents + [WorkClass(Executor.FETCH, width) for width in bits]
+    run = planned(system, [layer or [WorkClass(Executor.SKIP, 16.0)]], fetch="pipelined")
+    timeline = Timeline()
+    for _ in range(residents):
+        timeline.task("gpu", times(run, system, 16.0)[0])
+    for width in bits:
+        gpu_s, copy_s, _ = times(run, system, width)
+        timeline.task("gpu", gpu_s, after=[timeline.task("link", copy_s)])
+    assert experts_take(run) == pytest.approx(timeline.makespan if layer else 0.0, rel=1e-12, abs=0)
+
+
+@settings(max_examples=60)
+@given(machines(), st.integers(0, 3), st.integers(0, 3), st.integers(0, 2), st.integers(0, 2))
+def test_deferred_experts_equal_a_schedule_of_their_tasks(
+    system: System, here: int, now: int, deferred: int, later: int
+) -> None:
+    layers = [
+        [WorkClass(Executor.GPU, 16.0)] * here
+        + [WorkClass(Executor.CPU, 16.0)] * now
+        + [WorkClass(Executor.CPU, 16.0, when=When.BEHIND)] * deferred,
+        [WorkClass(Executor.GPU, 16.0)] * here + [WorkClass(Executor.CPU, 16.0)] * later,
+    ]
+    run = planned(system, [layer or [WorkClass(Executor.SKIP, 16.0)] for layer in layers])
+    gpu_s, _, cpu_s = times(run, system, 16.0)
+    evaluation = run.price()
+    crossings = evaluation.busy_s["link"]
+    attention = attention_to_one_token(run)
+    timeline = Timeline()
+    first = [timeline.task("gpu", gpu_s) for _ in range(here)] + [timeline.task("cpu", cpu_s) for _ in range(now)]
+    for _ in range(deferred):
+        timeline.task("cpu", cpu_s)
+    between = timeline.task("gpu", attention, after=first)
+    for _ in range(here):
+        timeline.task("gpu", gpu_s, after=[between])
+    for _ in range(later):
+        timeline.task("cpu", cpu_s, after=[between])
+    # The deferred work of the first layer ends before the second layer does, as its result is added there.
+    assert experts_take(run) - crossings == pytest.approx(timeline.makespan - attention, rel=1e-9, abs=0)

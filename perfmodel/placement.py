@@ -15,7 +15,7 @@ from perfmodel.routing import RoutingTrace, statistics
 
 Phase = Literal["prefill", "decode"]
 Norm = Literal["sum", "min-max"]
-Device = Literal["gpu", "cpu"]
+Side = Literal["gpu", "cpu"]
 
 #: Experts per layer on the GPU in the published evaluation, by (layers, experts, hidden size).
 PUBLISHED_GPU_EXPERTS = {(32, 8, 4096): 4, (56, 8, 6144): 2}
@@ -125,7 +125,7 @@ class Footprint(NamedTuple):
         return float(sum(self))
 
 
-def _outside(model: MoEModel, device: Device, attention_on: Device, trunk_on: Device) -> float:
+def _outside(model: MoEModel, device: Side, attention_on: Side, trunk_on: Side) -> float:
     """Weights beside the routed experts that are on a device [byte]."""
     sizes = {name: size for name, size in model.bytes_by_class().items() if name != "expert"}
     on = {name: attention_on if name == "attention" else trunk_on for name in sizes}
@@ -138,8 +138,8 @@ def gpu_footprint(
     context_tokens: int,
     *,
     buffer_bytes: float = 0.0,
-    attention_on: Device = "gpu",
-    trunk_on: Device = "gpu",
+    attention_on: Side = "gpu",
+    trunk_on: Side = "gpu",
 ) -> Footprint:
     """GPU bytes with ``experts_per_layer`` experts of every MoE layer resident at the stored precision.
 
@@ -161,8 +161,8 @@ def memory_footprint(
     *,
     copies: int = 1,
     context_tokens: int = 0,
-    attention_on: Device = "gpu",
-    trunk_on: Device = "gpu",
+    attention_on: Side = "gpu",
+    trunk_on: Side = "gpu",
 ) -> Footprint:
     """Bytes behind the link: every expert at its stored precision, and one copy at each replica width.
 
@@ -201,8 +201,8 @@ def largest_gpu_experts(
     capacity_bytes: float,
     context_tokens: int,
     *,
-    attention_on: Device = "gpu",
-    trunk_on: Device = "gpu",
+    attention_on: Side = "gpu",
+    trunk_on: Side = "gpu",
 ) -> int:
     """Largest count of resident experts per layer that fits the GPU, -1 if not even zero does."""
     per_layer = len(model.moe_layers) * model.expert_bytes(model.expert_bits)

@@ -4,12 +4,13 @@ Memory never falls as one of these grows, so the answer is where it crosses the 
 fits, and the number above it was tried and does not; sums and capacities are those of `memory_report`.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
 from perfmodel.hardware import System
 from perfmodel.memory.request import MOST, Options, checked
-from perfmodel.memory.sums import Kept, Sums, largest
+from perfmodel.memory.sums import Sums, largest
 from perfmodel.model import MoEModel
 
 
@@ -62,7 +63,7 @@ def largest_gpu_experts(
     counts = sums.counts
 
     def fits(resident: tuple[int, ...]) -> bool:
-        kept = Kept(resident, none.buffer_bytes, none.replica_bits)
+        kept = replace(none, resident=resident, per_layer=None)
         return sums.gpu(request.context, request.batch, kept).fits is not False
 
     def spread(total: int) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -10,6 +10,7 @@ from perfmodel.memory.activations import activation_parts
 from perfmodel.memory.ranks import Stage, rank_stages
 from perfmodel.memory.request import Request
 from perfmodel.model.cache import allocated
+from perfmodel.placement import Side
 
 Use = Literal["weights", "experts", "replicas", "buffers", "kv", "activations", "reserve"]
 Role = Literal["gpu", "near-data", "host"]
@@ -70,12 +71,19 @@ class Kept:
     buffer_bytes : caches and staging buffers on the GPU [byte].
     replica_bits : widths of the quantised copies behind the link [bit].
     per_layer : the same number for every layer, where there is one; None for all experts.
+    attention_on, trunk_on : where attention with its cache is, and where everything else beside the experts is.
     """
 
     resident: tuple[int, ...]
     buffer_bytes: float = 0.0
     replica_bits: tuple[float, ...] = ()
     per_layer: int | None = None
+    attention_on: Side = "gpu"
+    trunk_on: Side = "gpu"
+
+    def on(self, weights: str) -> Side:
+        """Where the weights of a class are that is not the experts'."""
+        return self.attention_on if weights == "attention" else self.trunk_on
 
 
 def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
@@ -131,8 +139,20 @@ class Sums:
         if request.policy is None:
             return self.with_experts(request.gpu_experts, replica_bits=widths or ())
         own = request.policy.residency(request.model, self._most(context, batch))
-        count = int(own.gpu_experts) if request.gpu_experts is None else request.gpu_experts
-        return self.with_experts(count, own.gpu_buffer_bytes, own.replica_bits if widths is None else widths)
+        replicas = own.replica_bits if widths is None else widths
+        if request.gpu_experts is not None:
+            kept = self.with_experts(request.gpu_experts, own.gpu_buffer_bytes, replicas)
+        elif float(own.gpu_experts).is_integer():
+            kept = self.with_experts(int(own.gpu_experts), own.gpu_buffer_bytes, replicas)
+        else:
+            kept = Kept(self._spread(own.gpu_experts), own.gpu_buffer_bytes, replicas)
+        return replace(kept, attention_on=own.attention_on, trunk_on=own.trunk_on)
+
+    def _spread(self, mean: float) -> tuple[int, ...]:
+        """A mean number of experts a layer as whole numbers: as alike as can be, the last layers with one more."""
+        layers = len(self.counts)
+        least, more = divmod(round(mean * layers), layers)
+        return tuple(min(count, least + (i >= layers - more)) for i, count in enumerate(self.counts))
 
     def with_experts(
         self, per_layer: int | None, buffer_bytes: float = 0.0, replica_bits: tuple[float, ...] = ()
@@ -157,18 +177,23 @@ class Sums:
 
     def _stage_parts(self, stage: Stage, context: int, batch: int, kept: Kept) -> tuple[Part, ...]:
         request, parallel = self.request, self.request.parallel
-        parts = [Part("weights", name, size) for name, size in stage.weights.items() if size]
+        parts = [Part("weights", name, size) for name, size in stage.weights.items() if size and kept.on(name) == "gpu"]
         held = dict(zip(self.request.model.moe_layers, kept.resident, strict=True))
         experts = math.fsum(math.ceil(held[layer] / parallel.expert) * size for layer, _, size in stage.experts)
         parts += [Part("experts", "resident experts", experts)] * bool(stage.experts)
         parts += [Part("buffers", "cached and staged experts", kept.buffer_bytes)] * bool(kept.buffer_bytes)
         sequences = self._sequences(batch)
-        cache = allocated(stage.attention, context, request.kv_bits, request.kv_layout, request.mla_cache)
-        parts += [Part("kv", name, sequences * size) for name, size in cache.items()]
+        if kept.attention_on == "gpu":
+            parts += self._cache(stage, context, sequences)
         live = activation_parts(request.model, stage, parallel, request.activation_tokens, sequences)
         parts += [Part("activations", name, size, "assumed") for name, size in live.items()]
         parts.append(Part("reserve", "driver, graphs and libraries", request.reserve_bytes, "assumed"))
         return tuple(parts)
+
+    def _cache(self, stage: Stage, context: int, sequences: int) -> tuple[Part, ...]:
+        request = self.request
+        cache = allocated(stage.attention, context, request.kv_bits, request.kv_layout, request.mla_cache)
+        return tuple(Part("kv", name, sequences * size) for name, size in cache.items())
 
     def gpu(self, context: int, batch: int, kept: Kept) -> Device:
         """The GPU that holds most."""
@@ -179,21 +204,30 @@ class Sums:
         ]
         return max(every, key=lambda device: device.use_bytes)
 
-    def behind(self, kept: Kept) -> Device | None:
+    def behind(self, context: int, batch: int, kept: Kept) -> Device | None:
         """What is behind the link, one for all GPUs; None where nothing is kept there.
 
         A policy keeps every expert there, also those that are on the GPU, for they move; without one, only the others
-        are.
+        are. Every socket that reads its own experts has them all.
         """
         system = self.request.system
+        copies = system.cpu.expert_copies if system.cpu is not None and system.ndp is None else 1
         whole = sum(count * size for count, size in self._layers)
         away = [(count - on_gpu) * size for (count, size), on_gpu in zip(self._layers, kept.resident, strict=True)]
         experts = whole if self.request.policy is not None else math.fsum(away)
         stored = self.request.model.storage.expert.bits
-        parts = [Part("experts", "experts at stored precision", experts)] * bool(experts)
+        parts = [Part("experts", "experts at stored precision", copies * experts)] * bool(experts)
         parts += [
-            Part("replicas", f"{width:g}-bit copies", whole * width / stored) for width in kept.replica_bits if whole
+            Part("replicas", f"{width:g}-bit copies", copies * whole * width / stored)
+            for width in kept.replica_bits
+            if whole
         ]
+        for stage in self._stages if "cpu" in (kept.attention_on, kept.trunk_on) else ():
+            parts += [
+                Part("weights", name, size) for name, size in stage.weights.items() if size and kept.on(name) == "cpu"
+            ]
+            if kept.attention_on == "cpu":
+                parts += self._cache(stage, context, self._sequences(batch))
         if not parts:
             return None
         if system.ndp is not None:
@@ -204,7 +238,7 @@ class Sums:
 
     def devices(self, context: int, batch: int, kept: Kept) -> tuple[Device, ...]:
         """The GPU that holds most, and what is behind the link."""
-        behind = self.behind(kept)
+        behind = self.behind(context, batch, kept)
         return (self.gpu(context, batch, kept), *(() if behind is None else (behind,)))
 
     def fits(self, context: int, batch: int, kept: Kept | None = None) -> bool:

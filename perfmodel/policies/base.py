@@ -21,7 +21,7 @@ from perfmodel.errors import PolicyError
 from perfmodel.hardware import System
 from perfmodel.hardware.base import shown
 from perfmodel.model import MoEModel
-from perfmodel.placement import Device
+from perfmodel.placement import Side
 from perfmodel.point import link_bytes_per_s, ndp_bytes_per_s
 from perfmodel.routing import Replay, statistics
 
@@ -144,8 +144,8 @@ class Plan:
     copies: NDArray[np.uint8] | None = None
     fetch: Fetch = "before"
     round_trips: RoundTrips = "none"
-    attention_on: Device = "gpu"
-    trunk_on: Device = "gpu"
+    attention_on: Side = "gpu"
+    trunk_on: Side = "gpu"
     hot: NDArray[np.bool_] | None = None
     alpha: float | None = None
     norm: placement.Norm = "sum"
@@ -164,8 +164,8 @@ class Residency(NamedTuple):
     gpu_experts: float
     gpu_buffer_bytes: float
     replica_bits: tuple[float, ...]
-    attention_on: Device = "gpu"
-    trunk_on: Device = "gpu"
+    attention_on: Side = "gpu"
+    trunk_on: Side = "gpu"
 
 
 class PlanInputs(NamedTuple):

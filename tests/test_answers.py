@@ -809,8 +809,8 @@ def test_which_policy() -> None:
 
 
 def test_a_metric_that_the_policy_lacks() -> None:
-    with pytest.raises(PerfModelError, match="cannot tell hit_rate"):
-        solve(scenario(GPU_ONLY), "link.bandwidth_gb_per_s", "hit_rate=0.5")
+    with pytest.raises(PerfModelError, match="cannot tell quant_loss_vs_uniform"):
+        solve(scenario("monde"), "link.bandwidth_gb_per_s", "quant_loss_vs_uniform=0.5")
 
 
 # ---- break-even ----
@@ -897,12 +897,16 @@ def test_a_line_goes_on_where_one_plan_is_not_possible() -> None:
         (("ndp.arrays",), {"along": ("ndp.arrays", [1])}, "another axis"),
         (("ndp.arrays",), {"along": "mean_bits"}, "axis and its values"),
         (("ndp.arrays",), {"along": ("mean_bits", [9.0])}, "1 to 4"),
-        (("ndp.arrays",), {"metric": "hit_rate"}, "cannot tell hit_rate"),
     ],
 )
 def test_bad_break_even(arguments: tuple[Any, ...], options: dict[str, Any], word: str) -> None:
     with pytest.raises(PerfModelError, match=word):
         break_even(scenario(NEAR, GPU_ONLY), *arguments, **options)
+
+
+def test_break_even_of_a_metric_that_one_policy_lacks() -> None:
+    with pytest.raises(PerfModelError, match="cannot tell quant_loss_vs_uniform"):
+        break_even(scenario(NEAR, "monde"), "ndp.arrays", metric="quant_loss_vs_uniform")
 
 
 # ---- tornado ----
@@ -956,10 +960,10 @@ def test_tornado_by_other_names_and_beyond_all_limits() -> None:
 
 
 def test_tornado_of_a_metric_that_one_policy_lacks() -> None:
-    with pytest.raises(PerfModelError, match="no number of h100-cxl2-ndp has an effect on hit_rate"):
-        tornado(scenario(GPU_ONLY, NEAR), metric="hit_rate")
-    found = tornado(scenario(GPU_ONLY, NEAR), ["gpu.memory_capacity_gb"], metric="hit_rate")
-    assert np.isnan(found.value.sel(policy=GPU_ONLY)).all()
+    with pytest.raises(PerfModelError, match="no number of h100-cxl2-ndp has an effect on quant_loss_vs_uniform"):
+        tornado(scenario("monde", NEAR), metric="quant_loss_vs_uniform")
+    found = tornado(scenario("monde", NEAR), ["gpu.memory_capacity_gb"], metric="quant_loss_vs_uniform")
+    assert np.isnan(found.value.sel(policy="monde")).all()
     assert found.swing.sel(policy=NEAR).values.tolist() == [0.0]
 
 

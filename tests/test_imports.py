@@ -44,7 +44,7 @@ def test_kernels_import_numpy_numba_math_and_each_other(path: Path) -> None:
 
 
 def test_the_kernels_are_there() -> None:
-    assert {"_jit", "dram", "link", "replay", "roofline", "selector", "systolic"} <= {path.stem for path in KERNELS}
+    assert {"_jit", "dram", "layer", "link", "roofline", "selector", "systolic"} <= {path.stem for path in KERNELS}
 
 
 @pytest.mark.parametrize(

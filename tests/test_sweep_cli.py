@@ -49,14 +49,18 @@ def test_summary(tmp_path: Path) -> None:
 
 def test_json_document(tmp_path: Path) -> None:
     out = tmp_path / "a.zarr"
-    document = run("sweep", *SCENARIO, *LINK, "--metric", "tpot_p99_s", "--metric", "hit_rate", "--json", "-o", out)
+    document = run(
+        "sweep", *SCENARIO, *LINK, "--metric", "tpot_p99_s", "--metric", "quant_loss_vs_uniform", "--json", "-o", out
+    )
     data = document.document
     assert data["points"] == 14
     assert data["dimensions"] == {"policy": 2, "link.bandwidth_gb_per_s": 7}
     assert [(one["policy"], one["metric"]) for one in data["metrics"]] == [
-        (policy, metric) for metric in ("tpot_p99_s", "hit_rate") for policy in ("monde", "context-aware:mean_bits=3")
+        (policy, metric)
+        for metric in ("tpot_p99_s", "quant_loss_vs_uniform")
+        for policy in ("monde", "context-aware:mean_bits=3")
     ]
-    # MoNDE places nothing, so that its hit rate is nothing, not a number that JSON lacks.
+    # MoNDE quantises nothing, so that the ratio is nothing, not a number that JSON lacks.
     nothing = data["metrics"][2]
     assert (nothing["low"], nothing["high"], nothing["best"], nothing["empty"]) == (None, None, {}, 7)
     assert data["provenance"]["policies"] == ["monde", "context-aware:mean_bits=3"]

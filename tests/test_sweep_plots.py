@@ -827,7 +827,7 @@ def test_numbers_that_a_reader_computed_can_be_drawn(grid):
     np.testing.assert_allclose(drawn(figure)["HOBBIT"].get_ydata(), expected, rtol=1e-12, atol=0)
     assert "Gain: edp of the baseline (MoNDE) over that of the policy." in caption(figure)
     assert labels(plots.sweep_figure("heatmap", known, metric="edp", policy="monde"))[-1][1] == "edp (log)"
-    with pytest.raises(PerfModelError, match=r"tpot_mean_s, .*, edp") as refusal:
+    with pytest.raises(PerfModelError, match=r"did you mean 'edp'.*tpot_mean_s, .* and 1 more") as refusal:
         plots.sweep_figure("speedup", known, metric="ed")
     assert "label" not in str(refusal.value)
     with pytest.raises(PerfModelError, match="metrics of this sweep that perfmodel computes"):

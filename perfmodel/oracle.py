@@ -240,8 +240,8 @@ class _Layer:
         if trips == "layer" or (trips == "cpu" and Executor.CPU in used):
             self.host = machine.round_trip_s
         away = {Executor.CPU} if self.plan.trunk_on == "gpu" else {Executor.GPU, Executor.FETCH}
-        if used & away:
-            self.crossing = 2 * machine.transfer(tokens * machine.model.hidden_size * _ACTIVATION_BYTES)
+        sent = tokens * (bool(used & away) + (self.plan.attention_on != self.plan.trunk_on))
+        self.crossing = 2 * machine.transfer(sent * machine.model.hidden_size * _ACTIVATION_BYTES)
 
     def gpu_side(self) -> float:
         """Copies waited for, and computing [s]."""
@@ -256,18 +256,19 @@ class _Layer:
             done = max(done, copied) + computing
         return done
 
-    def window(self, overlap: str, attention_s: float) -> float:
-        """How long the link is free until the next layer needs what it brings [s]."""
-        sides = (self.gpu_side(), self.ndp_link + self.ndp, self.cpu)
-        return attention_s + (max(sides) if overlap == "max" else sum(sides)) - self.link
+    def sides(self, overlap: str) -> float:
+        """How long the layer's own work takes [s]."""
+        times = (self.gpu_side(), self.ndp_link + self.ndp, self.cpu)
+        return max(times) if overlap == "max" else sum(times)
 
     def path(self, before: "_Layer | None", overlap: str, attention_s: float) -> dict[str, float]:
         """What is on the critical path, by part [s]."""
         waiting, window, late = self.link_ahead, 0.0, 0.0
         if before is not None:
             waiting += before.link_behind
-            window = before.window(overlap, attention_s)
-            late = max(0.0, before.cpu_behind - attention_s)
+            until = before.sides(overlap) + attention_s
+            window = until - before.link
+            late = max(0.0, before.cpu + before.cpu_behind - until)
         link = self.gpu_side() - self.gpu + max(0.0, waiting - window)
         sides = (
             {"link": link, "experts_gpu": self.gpu},
@@ -469,8 +470,8 @@ def _bytes(machine: _Machine, run: Run) -> dict[str, float]:
                     weights += min(context, window) * each
                 of_attention.append(len(kind.layers) * weights)
             for picks in plan.picks[t]:
-                if any(plan.classes[pick].executor in away for pick in picks.tolist()):
-                    moved["link_activations"].append(activation)
+                crossed = any(plan.classes[pick].executor in away for pick in picks.tolist())
+                moved["link_activations"].append(activation * (crossed + (plan.attention_on != plan.trunk_on)))
             for pick in [*_flat(plan.picks[t]), *([] if plan.copies is None else _flat(plan.copies[t]))]:
                 work = plan.classes[pick]
                 weights = model.expert_params * work.bits / 8

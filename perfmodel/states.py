@@ -62,13 +62,16 @@ def _row_host(
 
     entry_row, entry_work : row and work of every entry. tokens : float64 [R], tokens of the layer.
 
-    Activations go once to the side that is not where they are, whatever the number of experts there.
+    Activations go once to the side of the experts that is not where the trunk is, whatever the number of experts there,
+    and once to attention where that is elsewhere.
     """
     executor = work[entry_work, kinds.EXECUTOR]
     on_cpu, on_gpu = executor == Executor.CPU, (executor == Executor.GPU) | (executor == Executor.FETCH)
     host = np.zeros((len(tokens), 2))
     there = entry_row[on_cpu if plan.trunk_on == "gpu" else on_gpu]
     host[there, layer.CROSSING] = tokens[there]
+    if plan.attention_on != plan.trunk_on:
+        host[:, layer.CROSSING] += tokens
     if plan.round_trips == "layer":
         host[:, layer.TRIPS] = 1.0
     elif plan.round_trips == "cpu":

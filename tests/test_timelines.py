@@ -139,7 +139,7 @@ def test_pipelined_copies_equal_a_schedule_of_their_tasks(system: System, reside
     assert experts_take(run) == pytest.approx(timeline.makespan if layer else 0.0, rel=1e-12, abs=0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=150)
 @given(machines(), st.integers(0, 3), st.integers(0, 3), st.integers(0, 2), st.integers(0, 2))
 def test_deferred_experts_equal_a_schedule_of_their_tasks(
     system: System, here: int, now: int, deferred: int, later: int

@@ -15,7 +15,8 @@ need no more than that (the simple case). Otherwise
   experts the maximum is at one of the ends, because it is linear in between.
 - copies issued ahead, and copies of the layer before that nobody waited for, share the link during the layer before
   and the attention in between, less the copies that layer waited for. What does not fit is exposed.
-- experts that the layer before deferred run on the CPU beside the attention in between, and delay the CPU after it.
+- experts that the layer before deferred run on the CPU after its others, beside the rest of that layer and the
+  attention in between; they delay the CPU by what is longer.
 - the host may take part: a round trip, and activations sent to the CPU and back, come before everything else.
 
 The attention in between is that of a mean layer to a single token, whatever the context: so a state costs the same
@@ -213,15 +214,11 @@ def _look_back(rows, at, before, how, shared_s, attention_s, waits):
     for b in range(BLOCK):
         waiting, window, waits[LATE, b] = rows[at, LINK_AHEAD, b], 0.0, 0.0
         if before >= 0:
-            sides = _together(
-                how,
-                _gpu_side(rows, before, how, shared_s, b),
-                rows[before, NDP_SIDE, b],
-                _cpu_side(rows, before, how, shared_s, b),
-            )
+            cpu = _cpu_side(rows, before, how, shared_s, b)
+            sides = _together(how, _gpu_side(rows, before, how, shared_s, b), rows[before, NDP_SIDE, b], cpu)
             window = attention_s[b] + sides - rows[before, LINK, b]
             waiting += rows[before, LINK_BEHIND, b]
-            waits[LATE, b] = max(0.0, rows[before, CPU_BEHIND, b] - attention_s[b])
+            waits[LATE, b] = max(0.0, cpu + rows[before, CPU_BEHIND, b] - sides - attention_s[b])
         waits[EXPOSED, b] = max(0.0, waiting - window)
 
 

@@ -212,7 +212,7 @@ def without_timings(
     ------
     SpecError : without ``refused``, the first combination that contradicts itself.
     """
-    _check_channels(system, arrays, refused)
+    arrays = _with_channels(system, arrays, refused)
     timings = {key: array for key, array in arrays.items() if key.startswith(TIMINGS)}
     if not timings:
         return arrays
@@ -237,22 +237,24 @@ def without_timings(
     return {**others, "ndp.dram_efficiency": efficiency[where].reshape(shape)}
 
 
-def _check_channels(
-    system: System, arrays: Mapping[str, NDArray[np.float64]], refused: dict[str, NDArray[np.bool_]] | None
-) -> None:
-    """Refuse points at which a CPU has memory in more channels than it has (see `without_timings`)."""
+def _with_channels(
+    system: System, arrays: dict[str, NDArray[np.float64]], refused: dict[str, NDArray[np.bool_]] | None
+) -> dict[str, NDArray[np.float64]]:
+    """Memory in no more channels than a CPU has; the points at which it is refused, as in `without_timings`."""
     if system.cpu is None or not any(key in arrays for key in _CHANNELS):
-        return
+        return arrays
     own = (system.cpu.memory_channels, system.cpu.populated_channels)
     channels, populated = (arrays.get(key, given) for key, given in zip(_CHANNELS, own, strict=True))
     if channels is None or populated is None:
-        return
+        return arrays
     too_many = np.greater(populated, channels)
-    if too_many.any():
-        reason = f"cpu {system.cpu.name}: populated_channels is above memory_channels"
-        if refused is None:
-            raise SpecError(reason)
-        refused[reason] = too_many
+    if not too_many.any():
+        return arrays
+    reason = f"cpu {system.cpu.name}: populated_channels is above memory_channels"
+    if refused is None:
+        raise SpecError(reason)
+    refused[reason] = too_many
+    return {**arrays, _CHANNELS[1]: np.minimum(populated, channels)}
 
 
 def _with_arrays(system: System, arrays: Mapping[str, NDArray[np.float64]]) -> System:

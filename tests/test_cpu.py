@@ -1,6 +1,7 @@
 """The CPU that runs experts: its rate, its kernel, its spec, and the points that hold them."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+import perfmodel
 from perfmodel import reference
 from perfmodel.errors import SpecError
 from perfmodel.hardware import CpuSpec, HostSpec, Source, System, load_spec, load_system
@@ -53,12 +55,12 @@ def rate(spec: CpuSpec) -> float:
 
 
 @given(experts)
-def test_expert_time_equals_reference(args) -> None:
+def test_expert_time_equals_reference(args: Any) -> None:
     assert_allclose(kernel.cpu_expert_time(*args), reference.cpu_expert_time(*args), rtol=5e-15, atol=0)
 
 
 @given(experts, st.floats(1.0, 100.0))
-def test_an_expert_is_never_slower_with_more(args, x) -> None:
+def test_an_expert_is_never_slower_with_more(args: Any, x: float) -> None:
     before = kernel.cpu_expert_time(*args)
     m, params, weights, hidden, flops, vector, tile, bytes_per_s, overhead = args
     assert kernel.cpu_expert_time(m, params, weights, hidden, flops * x, vector, tile, bytes_per_s, overhead) <= before
@@ -219,14 +221,20 @@ def test_peak_for_experts_is_the_first_of_known_types() -> None:
         ({"int8": 7.0, "fp32": 1.0}, 1.0),
         ({"int8": 7.0}, 7.0),
     ):
-        data = {"name": "toy", "description": "", "sockets": 1, "cores_per_socket": 2, "peak_tflop_per_s": peaks}
+        data: dict[str, Any] = {
+            "name": "toy",
+            "description": "",
+            "sockets": 1,
+            "cores_per_socket": 2,
+            "peak_tflop_per_s": peaks,
+        }
         data |= {"dram_bandwidth_gb_per_s": 10, "dram_efficiency": 1}
-        source = {"source": "assumed", "citation": "a test"}
+        source = Source(source="assumed", citation="a test")
         numbers = {key: source for key in data if key not in ("name", "description")}
         assert CpuSpec(**data, sources=numbers).effective_flops_per_s() == first * 1e12
 
 
-SWEPT = {
+SWEPT: dict[str, list[float]] = {
     "cpu.sockets": [1, 2, 4],
     "cpu.cores_per_socket": [8, 48, 64],
     "cpu.threads": [3, 48, 128],
@@ -269,6 +277,20 @@ def test_more_populated_channels_than_there_are_is_refused_point_by_point() -> N
     system = load_system("h100-pcie5-cpu")
     with pytest.raises(SpecError, match=r"xeon-gold-6454s: populated_channels is above memory_channels"):
         hardware_points(system, {"cpu.memory_channels": [16, 8], "cpu.populated_channels": [16, 9]})
+
+
+def test_a_sweep_leaves_such_points_out_and_says_what_hurts() -> None:
+    axes: dict[str, Any] = {
+        "cpu.threads": [8, 128],
+        "cpu.memory_channels": [16, 8],
+        "cpu.populated_channels": [8, 16],
+    }
+    found = perfmodel.sweep(
+        "mixtral-8x7b", "h100-pcie5-cpu", "tiny-mixtral-32l-mini", "hobbit", axes=axes, prompt=8, output=2
+    )
+    assert_array_equal(np.isnan(found.tpot_mean_s.values).reshape(-1, 2, 2), [[[False, False], [False, True]]] * 2)
+    assert "populated_channels is above memory_channels" in str(found.attrs)
+    assert "cpu.threads 128 is above the 64 physical cores" in found.attrs["notes"]
 
 
 # --- host ---

@@ -28,7 +28,7 @@ small = st.integers(0, 40)
 sides = st.integers(1, 12)
 
 
-@pytest.mark.parametrize("name", ["roofline", "link", "systolic", "dram", "selector", "knapsack"])
+@pytest.mark.parametrize("name", ["roofline", "link", "cpu", "systolic", "dram", "selector", "knapsack"])
 def test_examples_in_docstrings(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"perfmodel.kernels.{name}"))
     assert result.attempted > 0

@@ -7,7 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perfmodel import __version__
-from perfmodel.cli import answers, compare, losses, model, plot, reproduce, solve, specs, sweep, trace, tune
+from perfmodel.cli import (
+    answers,
+    breakeven,
+    compare,
+    losses,
+    model,
+    plot,
+    rank,
+    reproduce,
+    solve,
+    specs,
+    sweep,
+    trace,
+    tune,
+)
 from perfmodel.cli.base import EXIT_BAD_INPUT, Parser, no_answer, one_line, say
 from perfmodel.errors import NoAnswerError, PerfModelError
 
@@ -20,7 +34,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"perfmodel {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for group in (reproduce, compare, sweep, solve, answers, tune, model, trace, losses, plot, specs):
+    for group in (reproduce, compare, rank, sweep, solve, answers, breakeven, tune, model, trace, losses, plot, specs):
         group.add(commands)
     return parser
 

@@ -6,7 +6,7 @@ at the residents of few of them; `cache_lru`, `cache_demand` and
 """
 
 # The compiler infers the types of kernels.
-# mypy: allow-untyped-defs
+# mypy: allow-untyped-defs, allow-untyped-calls
 
 import numpy as np
 from numba import types

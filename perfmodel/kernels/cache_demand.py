@@ -4,7 +4,7 @@ Keys lie in one row for each cache, so that the search for a victim is a plain m
 """
 
 # The compiler infers the types of kernels.
-# mypy: allow-untyped-defs
+# mypy: allow-untyped-defs, allow-untyped-calls
 
 import numpy as np
 from numba import types

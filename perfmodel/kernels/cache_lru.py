@@ -155,17 +155,12 @@ def lru_of_many(ids, offsets, initial, num_experts, capacity, protected, everywh
     return outcome
 
 
-@loop(types.void(_IDS, _INTS, types.int64, types.uint8[:, ::1], types.int64[:, ::1]))
-def lru_depths(ids, offsets, num_experts, depth, found):
-    """Add up at which depths picks find their experts in the lists of the latest requests, of at most 254 experts.
-
-    depth : work space, uint8 [L, at least E], its rows filled up to whatever the compiler handles at once
-    found : int64 [L, E + 1], picks found at depth 0..E - 1, and in column E those found nowhere.
-    """
+@scalar
+def _add_depths(ids, offsets, num_experts, depth, nowhere, found):
+    """Add up depths, with the depth of every expert at hand; all of them change with every pick, but at once."""
     layers, width = ids.shape[1:]
-    # Many counters in turn would not wait for each other, but layers are in turn already.
     for s in range(offsets.shape[0] - 1):
-        depth[:] = 255
+        depth[:] = nowhere
         for t in range(offsets[s], offsets[s + 1]):
             for layer in range(layers):
                 places = depth[layer]
@@ -175,6 +170,21 @@ def lru_depths(ids, offsets, num_experts, depth, found):
                         continue
                     own = places[expert]
                     found[layer, min(np.int64(own), num_experts)] += 1
-                    for other in range(places.shape[0]):
+                    for other in range(num_experts):
                         places[other] += places[other] < own
                     places[expert] = 0
+
+
+@loop(types.void(_IDS, _INTS, types.int64, types.int64[:, ::1]))
+def lru_depths(ids, offsets, num_experts, found):
+    """Add up at which depths picks find their experts in the lists of the latest requests, of at most 254 experts.
+
+    found : int64 [L, E + 1], picks found at depth 0..E - 1, and in column E those found nowhere.
+    """
+    _add_depths(ids, offsets, num_experts, np.empty((ids.shape[1], num_experts), np.uint8), 255, found)
+
+
+@loop(types.void(_IDS, _INTS, types.int64, types.int64[:, ::1]))
+def lru_depths_of_many(ids, offsets, num_experts, found):
+    """As `lru_depths`, of at most 65534 experts."""
+    _add_depths(ids, offsets, num_experts, np.empty((ids.shape[1], num_experts), np.uint16), 65535, found)

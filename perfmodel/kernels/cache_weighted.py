@@ -1,7 +1,7 @@
 """The cache on demand whose score weighs recency, uses and nearness of layers, fast where layers have few experts."""
 
 # The compiler infers the types of kernels.
-# mypy: allow-untyped-defs
+# mypy: allow-untyped-defs, allow-untyped-calls
 
 import numpy as np
 from numba import types

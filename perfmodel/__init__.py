@@ -8,7 +8,7 @@ import typing as _typing
 __version__ = "0.1.0"
 
 if _typing.TYPE_CHECKING:
-    from perfmodel.answers import Tuning, best, break_even, pareto, sobol_indices, solve, tornado, tune
+    from perfmodel.answers import Ranking, Tuning, best, break_even, pareto, rank, sobol_indices, solve, tornado, tune
     from perfmodel.bitwidth import BitwidthFront, LossTable, bitwidth_front, optimal_bitwidths, select_bitwidths
     from perfmodel.errors import PerfModelError
     from perfmodel.evaluation import Evaluation
@@ -37,6 +37,7 @@ _HOMES = {
     "Parallel": "memory",
     "PerfModelError": "errors",
     "Policy": "policies",
+    "Ranking": "answers",
     "RoutingTrace": "routing",
     "Run": "run",
     "Scenario": "scenario",
@@ -58,6 +59,7 @@ _HOMES = {
     "pareto": "answers",
     "parse_policy": "policies",
     "plan_run": "run",
+    "rank": "answers",
     "record_trace": "record",
     "run_sweep": "sweeps.api",
     "select_bitwidths": "bitwidth",
@@ -80,6 +82,7 @@ __all__ = [
     "Parallel",
     "PerfModelError",
     "Policy",
+    "Ranking",
     "RoutingTrace",
     "Run",
     "Scenario",
@@ -101,6 +104,7 @@ __all__ = [
     "pareto",
     "parse_policy",
     "plan_run",
+    "rank",
     "record_trace",
     "run_sweep",
     "select_bitwidths",

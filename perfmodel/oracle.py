@@ -469,11 +469,12 @@ def _bytes(machine: _Machine, run: Run) -> dict[str, float]:
                     window, _, each = _of_context(cache, model.cached_bits)
                     weights += min(context, window) * each
                 of_attention.append(len(kind.layers) * weights)
-            for picks in plan.picks[t]:
-                crossed = any(plan.classes[pick].executor in away for pick in picks.tolist())
+            numbers = plan.picks[t] if plan.copies is None else np.concatenate((plan.picks[t], plan.copies[t]), axis=1)
+            for row in numbers:
+                crossed = any(plan.classes[number].executor in away for number in row.tolist())
                 moved["link_activations"].append(activation * (crossed + (plan.attention_on != plan.trunk_on)))
-            for pick in [*_flat(plan.picks[t]), *([] if plan.copies is None else _flat(plan.copies[t]))]:
-                work = plan.classes[pick]
+            for number in _flat(numbers):
+                work = plan.classes[number]
                 weights = model.expert_params * work.bits / 8
                 if work.executor in (Executor.GPU, Executor.FETCH):
                     moved["gpu_memory"].append(weights + activation)

@@ -7,6 +7,7 @@ Sizes are small, so that the plain loops stay fast; rates span what real parts s
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -345,6 +346,11 @@ def policy_texts(draw: st.DrawFn, model: MoEModel, names: Sequence[str] = EVERY_
             "prefetch_accuracy": draw(st.sampled_from([0, 0.3, 0.9, 1])),
         }
     return f"{name}:" + ",".join(f"{key}={value}" for key, value in options.items())
+
+
+def without_chance(text: str) -> str:
+    """A policy without drawn predictions, which depend on the whole trace."""
+    return re.sub("prefetch_accuracy=[^,]+", "prefetch_accuracy=0", text)
 
 
 def decode_rows(trace: RoutingTrace, sequence: int) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any] | None]:

@@ -88,6 +88,10 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Callable[
             perfmodel.build_losses,
             {"checkpoint": made.folder, "calibration": checkpoints.rows(), **build, **files},
         ),
+        "rank": (
+            perfmodel.rank,
+            {**NAMES, **SHORT, **REST, "policies": "monde", "memory_budget_gb": 80.0, "by": "ttft_s", "values": None},
+        ),
         "tune": (perfmodel.tune, {"scenario": one, **limits, "metric": "mean", "policy": None, "progress": None}),
         "sweep": (perfmodel.sweep, {**priced, **asked, **RUN, "out": None, "progress": None}),
         "run_sweep": (perfmodel.run_sweep, {"request": request, **RUN, "out": None, "progress": None}),
@@ -119,7 +123,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Callable[
 
 def test_every_public_function_is_among_them(calls: dict[str, Any]) -> None:
     types = {"BitwidthFront", "Evaluation", "MemoryReport", "POLICIES", "PerfModelError", "Policy", "Run", "Storage"}
-    types |= {"System", "Tuning"}
+    types |= {"Ranking", "System", "Tuning"}
     assert set(perfmodel.__all__) - types <= set(calls)
 
 
@@ -131,6 +135,7 @@ def test_every_public_function_is_among_them(calls: dict[str, Any]) -> None:
         "Scenario.axis", "Scenario.check", "Scenario.run", "Scenario.prices", "Request", "MoEModel", "RoutingTrace",
         "LossTable", "optimal_bitwidths", "bitwidth_front", "build_losses", "tune",
         "FrequencyProfile", "open_trace", "survey", "record_trace", "memory_report", "Parallel", "distinct_experts",
+        "rank",
     ],
 )  # fmt: skip
 def test_wrong_kinds_are_refused_in_one_line(

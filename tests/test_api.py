@@ -29,6 +29,8 @@ HOMES = {
     "build_losses": ("perfmodel.losses.build", "function"),
     "optimal_bitwidths": ("perfmodel.bitwidth", "function"),
     "tune": ("perfmodel.answers.control", "function"),
+    "Ranking": ("perfmodel.answers", type),
+    "rank": ("perfmodel.answers.ranking", "function"),
     "MemoryReport": ("perfmodel.memory.report", type),
     "MoEModel": ("perfmodel.model", type),
     "Parallel": ("perfmodel.memory.parallel", type),

@@ -191,7 +191,10 @@ def test_a_wide_table_gives_the_same_states_as_sorting() -> None:
     trace = small_trace(model, [(9, 30), (4, 25)], seed=8, unassigned=0.1)
     for text in ("context-aware:gpu_experts=6,mean_bits=2.5", "hobbit:cache_high=9,cache_low=4,prefetch_accuracy=0.5"):
         run = plan_run(model, NDP_SYSTEM, trace, text)
-        rows = [tuple(sorted(cell)) for cell in run.plan.picks.reshape(-1, 8).tolist()]
+        work = run.plan.picks
+        if run.plan.copies is not None:
+            work = np.concatenate([work, run.plan.copies], axis=2)
+        rows = [tuple(sorted(cell)) for cell in work.reshape(-1, work.shape[2]).tolist()]
         states = run.decode
         found = []
         for state in states.state_id.reshape(-1):

@@ -77,12 +77,12 @@ def add_scenario(
     *,
     model: str | None = None,
     from_file: bool = False,
-    policies: str = "repeatable; the first is the baseline",
+    policies: str | None = "repeatable; the first is the baseline",
 ) -> None:
     """The options that say what is priced: model, system, trace, policies and workload.
 
     model : default of ``--model``; without one the option is required. from_file : an option that is not given is
-        None, since a file may say what holds then. policies : what ``--policy`` takes.
+        None, since a file may say what holds then. policies : what ``--policy`` takes; None without it.
     """
     inputs = {
         "model": ("CONFIG", "config.json, its folder, or a bundled name", model),
@@ -93,12 +93,13 @@ def add_scenario(
         what = meaning if default is None else f"{meaning} (default {default})"
         value = None if from_file else default
         parser.add_argument(f"--{name}", required=default is None, default=value, metavar=metavar, help=what)
-    parser.add_argument(
-        "--policy",
-        action="append",
-        metavar="NAME[:key=value,...]",
-        help=f"{policies} (see perfmodel policies)",
-    )
+    if policies is not None:
+        parser.add_argument(
+            "--policy",
+            action="append",
+            metavar="NAME[:key=value,...]",
+            help=f"{policies} (see perfmodel policies)",
+        )
     parser.add_argument("--prompt", type=int, metavar="N", help="prompt tokens of every sequence (default: recorded)")
     parser.add_argument("--output", type=int, metavar="N", help="decode steps of every sequence (default: recorded)")
     parser.add_argument("--layers", choices=["cycle"], help="replay a trace that has another number of layers")

@@ -1,4 +1,4 @@
-"""Figures of a reproduction, a comparison, a sweep, a loss table and a routing trace, ready for a two-column paper.
+"""Figures of a reproduction, a comparison, a ranking, a sweep, a loss table and a trace, for a two-column paper.
 
 The names below are the public interface; those that draw are imported when first used, so that a suffix can be
 checked without loading matplotlib.
@@ -17,6 +17,7 @@ __all__ = [
     "control_figure",
     "losses_figure",
     "profile_figure",
+    "rank_figures",
     "read_steps",
     "reproduction_figures",
     "save",
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from perfmodel.plots.comparison import comparison_figure
     from perfmodel.plots.control import control_figure
     from perfmodel.plots.losses import losses_figure
+    from perfmodel.plots.rank import rank_figures
     from perfmodel.plots.reproduction import reproduction_figures
     from perfmodel.plots.routing.figures import profile_figure, survey_figures
     from perfmodel.plots.routing.steps import read_steps
@@ -43,6 +45,7 @@ else:
         "control_figure": "control",
         "losses_figure": "losses",
         "profile_figure": "routing.figures",
+        "rank_figures": "rank",
         "read_steps": "routing.steps",
         "reproduction_figures": "reproduction",
         "save": "canvas",

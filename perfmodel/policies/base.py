@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from perfmodel import placement
 from perfmodel.bitwidth import LossTable
-from perfmodel.errors import PolicyError
+from perfmodel.errors import PlacementError, PolicyError
 from perfmodel.hardware import System
 from perfmodel.hardware.base import shown
 from perfmodel.model import MoEModel
@@ -34,7 +34,12 @@ RoundTrips = Literal["none", "cpu", "layer"]
 #: Upper end of an option that counts experts: as many as a layer has.
 EXPERTS = "E"
 #: Hardware keys that every plan reads: weights must fit, and the default placement is what fits.
-CAPACITY_KEYS = ("gpu.memory_capacity_gb", "ndp.capacity_gb", "cpu.memory_capacity_gb")
+CAPACITY_KEYS = (
+    "gpu.memory_capacity_gb",
+    "ndp.capacity_gb",
+    "cpu.memory_capacity_gb",
+    "host.pinned_memory_gb",
+)
 #: Hardware keys that `split_count` reads.
 SPLIT_KEYS = (
     "link.bandwidth_gb_per_s",
@@ -69,7 +74,7 @@ class When(IntEnum):
 class WorkClass(NamedTuple):
     """What happens with one selected expert.
 
-    bits : stored bits a weight [bit].
+    bits : stored bits a weight [bit]; of several experts that are copied together, their sum.
     quantised : a replica below the model's stored precision, so group scales are read along with it.
     when : AHEAD only with FETCH and COPY, BEHIND only with COPY and CPU.
     """
@@ -102,8 +107,8 @@ class Plan:
     policy : the policy with all its options spelled out.
     classes : the work classes that ``picks`` and ``prefill_class`` refer to by number.
     picks : uint8 [decode tokens, layers, k], the class of every selected expert; sequences one after another.
-    copies : uint8 [decode tokens, layers, W], classes of copies that no pick of the layer runs, filled up with a class
-        that is skipped; None without any.
+    copies : uint8 [decode tokens, layers, W], classes of copies that no pick of the layer runs, and of experts that the
+        CPU computes in vain, filled up with a class that is skipped; None without any.
     offsets : int64 [sequences + 1], where each sequence's decode tokens start.
     context_start : int64 [sequences], tokens of context before the first decode step.
     prompt_tokens : int64 [sequences], tokens of the priced prefill (0 without one).
@@ -125,6 +130,8 @@ class Plan:
         none, or gives widths to picks.
     sequence_bits : float64 [sequences], the same of every sequence on its own; NaN or None as there.
     notes : sentences for the report: what was assumed or chosen by default.
+    pinned_experts : experts of every layer that are pinned in host memory if anything is copied, because they may be
+        copied; None: all of them.
     """
 
     policy: str
@@ -151,6 +158,7 @@ class Plan:
     norm: placement.Norm = "sum"
     mean_bits: float | None = None
     sequence_bits: NDArray[np.float64] | None = None
+    pinned_experts: float | None = None
 
 
 class Residency(NamedTuple):
@@ -503,6 +511,7 @@ def _check_memory(inputs: PlanInputs, plan: Plan) -> tuple[str, ...]:
         advice = "use a device with more capacity or fewer replicas"
         placement.check_fits(f"{model.name} on {system.ndp.name}", behind, system.ndp.capacity_bytes, advice)
         return ()
+    _check_pinned(inputs, plan)
     host = None if system.cpu is None else system.cpu.memory_capacity_bytes
     if system.cpu is not None and host is not None:
         advice = "use a host with more memory or a model with smaller experts"
@@ -512,3 +521,22 @@ def _check_memory(inputs: PlanInputs, plan: Plan) -> tuple[str, ...]:
     return (
         f"host memory is not stated {where}, so it is not checked against the {behind.total / 1e9:.4g} GB of experts",
     )
+
+
+def _check_pinned(inputs: PlanInputs, plan: Plan) -> None:
+    """Refuse copies from more host memory than may be pinned: the experts that may be copied, at every width copied."""
+    model, host = inputs.model, inputs.system.host
+    most = None if host is None else host.pinned_memory_bytes
+    widths = {work.bits for work in plan.classes if work.executor in (Executor.FETCH, Executor.COPY)}
+    if plan.migrated_experts.any():
+        widths.add(float(model.expert_bits))
+    if host is None or most is None or not widths:
+        return
+    each = model.num_experts if plan.pinned_experts is None else plan.pinned_experts
+    needed = each * len(model.moe_layers) * sum(model.expert_bytes(bits) for bits in widths)
+    if needed > most:
+        raise PlacementError(
+            f"{plan.policy} copies experts of {model.name} from {needed / 1e9:.2f} GB of host memory that has to be"
+            f" pinned, host {host.name} allows {most / 1e9:.2f} GB (host.pinned_memory_gb); pin more, or use a policy"
+            " that copies no experts, such as llama-cpp:op_offload=off"
+        )

@@ -62,6 +62,8 @@ class CachedExperts(Policy):
     prefill: HostPrefill = option("fetch", "where the prefill runs experts")
 
     needs_ndp: ClassVar[bool] = False
+    #: What becomes of copies ahead that turn out wrong, as the report says it.
+    wrong_copies: ClassVar[str] = "are not aborted"
 
     @property
     def where_missing(self) -> Misses:
@@ -149,6 +151,10 @@ class CachedExperts(Policy):
         """Bits of what is copied at low precision; only for policies whose picks want that."""
         return bits
 
+    def _wrong_bits(self, bits: float) -> float:
+        """Bits a weight that a wrong copy of so many moves."""
+        return bits
+
     def _work(
         self, inputs: PlanInputs, found: CacheReplay, bits: float, table: ClassTable
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
@@ -170,7 +176,7 @@ class CachedExperts(Policy):
                 numbers[code] = table.number(work)
         columns = []
         for wrong, width in ((found.wasted_high, bits), (found.wasted_low, low)):
-            columns.append((wrong, WorkClass(Executor.COPY, width, when=When.AHEAD)))
+            columns.append((wrong, WorkClass(Executor.COPY, self._wrong_bits(width), when=When.AHEAD)))
         if missed == Executor.CPU and self.uploads:
             for code, width in ((MISS_HIGH, bits), (MISS_LOW, low)):
                 uploaded = ((found.outcome == code) & found.kept).sum(axis=2)
@@ -193,7 +199,7 @@ class CachedExperts(Policy):
         if ahead or wrong:
             notes.append(
                 f"{100 * ahead / ran:.1f} % of picks were copied a layer ahead; {wrong / max(1, ahead + wrong):.3f} of"
-                " these copies were not needed and are not aborted"
+                f" these copies were not needed and {self.wrong_copies}"
             )
         if inputs.system.host is None:
             notes.append("the system has no host part: round trips and copies of the host cost nothing")

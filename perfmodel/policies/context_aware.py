@@ -37,7 +37,7 @@ class ContextAware(PlacedExperts):
     def plan(self, inputs: PlanInputs) -> Plan:
         if not inputs.replay.trace.has_prefill:
             raise PolicyError(
-                "policy context-aware places experts from each sequence's prefill, and this trace holds no prefill; "
+                f"policy {self.name} places experts from each sequence's prefill, and this trace holds no prefill; "
                 "use static (a profile of the other sequences), monde or hobbit"
             )
         values = placement.importance(inputs.replay.trace, alpha=self.alpha, norm=self.norm)

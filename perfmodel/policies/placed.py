@@ -1,5 +1,6 @@
 """Hot experts on the GPU and cold ones near memory at few bits: what context-aware and static placement share."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -59,6 +60,14 @@ class Basis(NamedTuple):
 
     importance: placement.Importance
     use: NDArray[np.float64]
+
+
+class Decode(NamedTuple):
+    """What the decode steps of a placement are: the fields of a plan of the same names."""
+
+    picks: NDArray[np.uint8]
+    copies: NDArray[np.uint8] | None = None
+    notes: tuple[str, ...] = ()
 
 
 class _Widths(NamedTuple):
@@ -164,6 +173,9 @@ class PlacedExperts(Policy):
         count = self._count(model, most_gpu_experts)
         return Residency(count, 0.0, tuple(map(float, self._replicas(model, count, losses))))
 
+    def at_capacity(self, model: MoEModel, most_gpu_experts: int) -> Policy:
+        return self if self.gpu_experts is not None else dataclasses.replace(self, gpu_experts=max(0, most_gpu_experts))
+
     def _replicas(self, model: MoEModel, count: int, losses: LossTable | None) -> tuple[int, ...]:
         """Widths of which replicas are kept, with so many experts per layer on the GPU."""
         if self.selector == "full":
@@ -240,6 +252,10 @@ class PlacedExperts(Policy):
         np.put_along_axis(classes, order, by_rank, axis=-1)
         return classes
 
+    def decode(self, inputs: PlanInputs, basis: Basis, classes: NDArray[np.uint8], table: ClassTable) -> Decode:
+        """Decode steps, from the work class of every expert after the prefill [S, L, E + 1]; see `_classes`."""
+        return Decode(look_up(classes, inputs.replay.decode_offsets, inputs.replay.decode_ids))
+
     def placed(self, inputs: PlanInputs, basis: Basis, *, known_before: bool) -> Plan:
         need_ndp(self, inputs.system)
         kept = self.residency(inputs.model, inputs.most_gpu_experts, inputs.losses)
@@ -254,15 +270,16 @@ class PlacedExperts(Policy):
         np.put_along_axis(hot, order[..., :count], True, axis=-1)
         if not inputs.replay.all_assigned:
             classes[..., -1] = table.number(WorkClass(Executor.SKIP, full))
-        picks = look_up(classes, inputs.replay.decode_offsets, inputs.replay.decode_ids)
+        decode = self.decode(inputs, basis, classes, table)
         prefill = plan_prefill(inputs, self.prefill, table, hot if known_before else None)
         moved = 0.0 if known_before else float(count * hot.shape[1])
         return make_plan(
             self,
             inputs,
             table,
-            picks,
+            decode.picks,
             prefill,
+            copies=decode.copies,
             overlap=self.overlap,
             migrated_experts=np.full(len(hot), moved),
             **kept._asdict(),
@@ -275,6 +292,7 @@ class PlacedExperts(Policy):
                 f"decode: GPU and near-data sides combined by {self.overlap}; prefill experts: {self.prefill}",
                 *values.notes,
                 *widths.notes,
+                *decode.notes,
                 *self._without_effect(),
             ),
         )

@@ -306,7 +306,6 @@ def per_pick(run: Run, system: System | None = None) -> dict[str, Any]:
         for step in range(int(stop - first))
     ]
     attention = [machine.attention(reference.decode_attention_time, context) for context in contexts]
-    between = machine.attention(reference.decode_attention_time, 1) / model.num_layers
     for s in range(len(plan.offsets) - 1):
         first = len(tokens)
         for t in range(int(plan.offsets[s]), int(plan.offsets[s + 1])):
@@ -319,7 +318,7 @@ def per_pick(run: Run, system: System | None = None) -> dict[str, Any]:
                 for number in numbers:
                     layer.add(machine, number, 1)
                 layer.add_host(machine, numbers, 1)
-                for part, value in layer.path(before, plan.overlap, between).items():
+                for part, value in layer.path(before, plan.overlap, attention[t] / model.num_layers).items():
                     parts[part] += value
                 before = layer
                 busy["gpu"].append(layer.gpu)

@@ -27,7 +27,7 @@ from perfmodel.kernels.cpu import ACTIVATION_BYTES
 from perfmodel.model import MoEModel
 from perfmodel.operators import attention_rows, operators
 from perfmodel.point import Points, hardware_point
-from perfmodel.policies import Executor, Plan, PlanInputs, Policy, footprints, parse_policy
+from perfmodel.policies import Executor, Plan, PlanInputs, Policy, When, footprints, parse_policy
 from perfmodel.policies.costs import expert_matrices
 from perfmodel.quality import Quality, SequenceQuality, plan_quality, sequence_quality
 from perfmodel.routing import Replay, RoutingTrace, statistics
@@ -117,14 +117,23 @@ class Run:
 
     @functools.cached_property
     def _mean_inputs(self) -> tuple[Any, ...]:
-        contexts, count = np.unique(self.contexts, return_counts=True)
         tokens = float(len(self.contexts))
-        return (*self._decode_inputs, self._state_count, contexts, count.astype(np.float64), tokens)
+        if any(work.when != When.NOW for work in self.plan.classes):
+            every = np.ones(len(self.contexts))
+            return (*self._decode_inputs, self._state_count, self.contexts, every, tokens, *self._token_states)
+        contexts, count = np.unique(self.contexts, return_counts=True)
+        none = np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0)
+        return (*self._decode_inputs, self._state_count, contexts, count.astype(np.float64), tokens, *none)
+
+    @functools.cached_property
+    def _token_states(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:
+        """The states of every decode step, see `kernels.layer.token_states`."""
+        offsets, state, count = layer.token_states(self.decode.state_id, len(self.decode.state_row))
+        return offsets, state, count
 
     @functools.cached_property
     def _token_inputs(self) -> tuple[Any, ...]:
-        offsets, state, count = layer.token_states(self.decode.state_id, len(self.decode.state_row))
-        return (*self._decode_inputs, self.contexts, offsets, state, count)
+        return (*self._decode_inputs, self.contexts, *self._token_states)
 
     @functools.cached_property
     def _prefill_inputs(self) -> tuple[Any, ...] | None:

@@ -390,8 +390,8 @@ def test_prefetch_by_hand() -> None:
     slow_gpu = {"gpu.memory_bandwidth_gb_per_s": 1.0}
     late = hand(f"hobbit:{options}", **slow_gpu)
     ahead = hand(f"hobbit:{options},prefetch_accuracy=1", **slow_gpu)
-    # Attention hides copies by what it takes for one token: 512 bytes of weights and 32 of cache.
-    hides, copies = (2 * 416 + 512 + 32) * NS, 2 * COPY
+    # Attention hides copies by what it takes: 512 bytes of weights and 32 of cache for each of 4 and 5 tokens.
+    hides, copies = (2 * 416 + 512 + 32 * 4.5) * NS, 2 * COPY
     assert_allclose(late.breakdown_s["link"], 2 * copies, rtol=1e-12, atol=0)
     # The first layer is never ahead; the second hides behind the first one's work on the GPU and the attention.
     assert_allclose(ahead.breakdown_s["link"], copies + max(0, copies - hides), rtol=1e-12, atol=0)

@@ -112,12 +112,6 @@ def experts_take(run: Run) -> float:
     return sum(parts[part] for part in ("link", "experts_gpu", "ndp", "cpu"))
 
 
-def attention_to_one_token(run: Run) -> float:
-    """Attention of a mean layer with one token of context [s]."""
-    short = dataclasses.replace(run.plan, context_start=np.zeros_like(run.plan.context_start))
-    return dataclasses.replace(run, plan=short).price().breakdown_s["attention"] / run.model.num_layers
-
-
 def times(run: Run, system: System, bits: float) -> tuple[float, float, float]:
     """Computing on the GPU, a copy, and computing on the CPU [s]."""
     costs = expert_costs(run.model, system, 1, bits)
@@ -154,7 +148,7 @@ def test_deferred_experts_equal_a_schedule_of_their_tasks(
     gpu_s, _, cpu_s = times(run, system, 16.0)
     evaluation = run.price()
     crossings = evaluation.busy_s["link"]
-    attention = attention_to_one_token(run)
+    attention = evaluation.breakdown_s["attention"] / run.model.num_layers
     timeline = Timeline()
     first = [timeline.task("gpu", gpu_s) for _ in range(here)] + [timeline.task("cpu", cpu_s) for _ in range(now)]
     for _ in range(deferred):

@@ -19,8 +19,8 @@ need no more than that (the simple case). Otherwise
   attention in between; they delay the CPU by what is longer.
 - the host may take part: a round trip, and activations sent to the CPU and back, come before everything else.
 
-The attention in between is that of a mean layer to a single token, whatever the context: so a state costs the same
-wherever it stands, and hides rather too little than too much.
+The attention in between is that of a mean layer in the step at hand. So where something can be late, a state costs
+another time at another context, and sums over a trace visit every step.
 
 Arrays
 ------
@@ -29,7 +29,8 @@ row_offsets, row_work, row_count : rows in compressed form; row r holds the entr
 row_host : float64 [R, 2], host round trips of a row, and tokens whose activations cross the link and come back.
 state_row, state_before : int64 [S], row of the state and row of the layer before (-1: none).
 how : int64 [HOW_SIZE], switches of the plan; the places are named below.
-waits : float64 [WAITS, BLOCK], what one state waits for in the general case; the rows are named below.
+sums : float64 [SUMS, BLOCK], one state in the general case; the rows are named below.
+attention_s : float64 [BLOCK], attention of a mean layer in the step at hand.
 rows : float64 [N, COLUMNS, BLOCK], sums of the rows by column, see ``work.py``, and their pipelined ends.
 """
 
@@ -73,9 +74,10 @@ HOW_SIZE = 4
 # Columns of host: round trips, and tokens whose activations cross.
 TRIPS, CROSSING = range(2)
 
-# Rows of waits: copies of other layers that nothing hides, how late the CPU is, the host, activations there and back.
-EXPOSED, LATE, HOST_S, CROSSING_S = range(4)
-WAITS = 4
+# Rows of a state in the general case: the host, activations there and back, the three sides by themselves, and by how
+# much copies and the CPU are late before attention hides some of it (minus infinity where nothing can be late).
+HOST_S, CROSSING_S, GPU_S, NEAR_S, CPU_S, COPIES_LATE, CPU_LATE = range(7)
+SUMS = 7
 
 # One more column of a row: when the last copied expert has computed, if copies and computing are pipelined.
 _PIPED = EVERY
@@ -176,15 +178,15 @@ def _pipeline(priced, work, first, last, row_work, row_count, rows, at):
 
 
 @scalar
-def _host_times(p, r, trips, crossing, hidden_size, waits):
+def _host_times(p, r, trips, crossing, hidden_size, sums):
     """Fill the host's part of a layer, and activations there and back."""
     for b in range(BLOCK):
-        waits[HOST_S, b] = trips * p[ROUND_TRIP, b]
-        waits[CROSSING_S, b] = 0.0
+        sums[HOST_S, b] = trips * p[ROUND_TRIP, b]
+        sums[CROSSING_S, b] = 0.0
     if crossing != 0.0:
-        _one_way(p, r, crossing * hidden_size * ACTIVATION_BYTES, waits[CROSSING_S])
+        _one_way(p, r, crossing * hidden_size * ACTIVATION_BYTES, sums[CROSSING_S])
         for b in range(BLOCK):
-            waits[CROSSING_S, b] *= 2.0
+            sums[CROSSING_S, b] *= 2.0
 
 
 @scalar
@@ -209,26 +211,37 @@ def _together(how, gpu, near, cpu):
 
 
 @scalar
-def _look_back(rows, at, before, how, shared_s, attention_s, waits):
-    """Fill what the layer before leaves: copies that it does not hide, and how late the CPU is."""
+def _sum_state(p, r, rows, at, before, row_host, n, hidden_size, how, shared_s, sums):
+    """Fill ``sums`` for the state of row ``n``, which stands at ``at``, after the row ``before``."""
+    _host_times(p, r, row_host[n, TRIPS], row_host[n, CROSSING], hidden_size, sums)
     for b in range(BLOCK):
-        waiting, window, waits[LATE, b] = rows[at, LINK_AHEAD, b], 0.0, 0.0
-        if before >= 0:
+        sums[GPU_S, b] = _gpu_side(rows, at, how, shared_s, b)
+        sums[NEAR_S, b] = rows[at, NDP_SIDE, b]
+        sums[CPU_S, b] = _cpu_side(rows, at, how, shared_s, b)
+        sums[COPIES_LATE, b] = sums[CPU_LATE, b] = -np.inf
+        if before < 0:
+            sums[GPU_S, b] += rows[at, LINK_AHEAD, b]  # nothing hides it
+        else:
             cpu = _cpu_side(rows, before, how, shared_s, b)
             sides = _together(how, _gpu_side(rows, before, how, shared_s, b), rows[before, NDP_SIDE, b], cpu)
-            window = attention_s[b] + sides - rows[before, LINK, b]
-            waiting += rows[before, LINK_BEHIND, b]
-            waits[LATE, b] = max(0.0, cpu + rows[before, CPU_BEHIND, b] - sides - attention_s[b])
-        waits[EXPOSED, b] = max(0.0, waiting - window)
+            copies = rows[at, LINK_AHEAD, b] + rows[before, LINK_BEHIND, b]
+            sums[COPIES_LATE, b] = copies - (sides - rows[before, LINK, b])
+            sums[CPU_LATE, b] = cpu + rows[before, CPU_BEHIND, b] - sides
 
 
 @scalar
-def _layer_time(rows, at, how, shared_s, waits, time):
+def _sides(sums, attention_s, b):
+    """GPU, near-data device and CPU with what is late of the layer before."""
+    gpu = sums[GPU_S, b] + max(0.0, sums[COPIES_LATE, b] - attention_s[b])
+    return gpu, sums[NEAR_S, b], sums[CPU_S, b] + max(0.0, sums[CPU_LATE, b] - attention_s[b])
+
+
+@scalar
+def _state_time(sums, how, attention_s, time):
     """Fill ``time`` [BLOCK], what a layer's expert part takes in the general case."""
     for b in range(BLOCK):
-        gpu = _gpu_side(rows, at, how, shared_s, b) + waits[EXPOSED, b]
-        cpu = _cpu_side(rows, at, how, shared_s, b) + waits[LATE, b]
-        time[b] = waits[HOST_S, b] + waits[CROSSING_S, b] + _together(how, gpu, rows[at, NDP_SIDE, b], cpu)
+        gpu, near, cpu = _sides(sums, attention_s, b)
+        time[b] = sums[HOST_S, b] + sums[CROSSING_S, b] + _together(how, gpu, near, cpu)
 
 
 @scalar
@@ -259,7 +272,7 @@ def _add_simple_parts(rows, at, how, shared_s, weight, totals):
 
 
 @scalar
-def _add_parts(rows, at, how, shared_s, waits, weight, totals):
+def _add_parts(rows, at, how, shared_s, attention_s, sums, weight, totals):
     """Add the other columns of a state in the general case, times ``weight``, to ``totals`` [STATE_SIZE, BLOCK].
 
     Of sides at the same time the longest is on the critical path; of equals the GPU's, then the near-data one.
@@ -267,21 +280,19 @@ def _add_parts(rows, at, how, shared_s, waits, weight, totals):
     for b in range(BLOCK):
         shared_gpu = 0.0 if how[TRUNK_ON_CPU] else shared_s[b]
         compute = rows[at, GPU, b] + shared_gpu
-        gpu = _gpu_side(rows, at, how, shared_s, b) + waits[EXPOSED, b]
-        near = rows[at, NDP_SIDE, b]
-        cpu = _cpu_side(rows, at, how, shared_s, b) + waits[LATE, b]
+        gpu, near, cpu = _sides(sums, attention_s, b)
         in_turn = how[OVERLAPPED] == 0
         on_gpu = 1.0 if in_turn or (gpu >= near and gpu >= cpu) else 0.0
         on_ndp = 1.0 if in_turn or (gpu < near and near >= cpu) else 0.0
         on_cpu = 1.0 if in_turn or (gpu < cpu and near < cpu) else 0.0
         link = on_gpu * (gpu - compute) + on_ndp * rows[at, NDP_LINK, b]
-        totals[PATH_LINK, b] += weight * (waits[CROSSING_S, b] + link)
+        totals[PATH_LINK, b] += weight * (sums[CROSSING_S, b] + link)
         totals[PATH_GPU, b] += weight * (on_gpu * compute)
         totals[PATH_NDP, b] += weight * (on_ndp * rows[at, NDP, b])
         totals[PATH_CPU, b] += weight * (on_cpu * cpu)
-        totals[PATH_HOST, b] += weight * waits[HOST_S, b]
+        totals[PATH_HOST, b] += weight * sums[HOST_S, b]
         copies = rows[at, LINK, b] + rows[at, LINK_AHEAD, b] + rows[at, LINK_BEHIND, b]
-        totals[BUSY_LINK, b] += weight * (copies + rows[at, NDP_LINK, b] + waits[CROSSING_S, b])
+        totals[BUSY_LINK, b] += weight * (copies + rows[at, NDP_LINK, b] + sums[CROSSING_S, b])
         totals[BUSY_GPU, b] += weight * compute
         totals[BUSY_NDP, b] += weight * rows[at, NDP, b]
         on_host = rows[at, CPU, b] + rows[at, CPU_BEHIND, b] + (shared_s[b] - shared_gpu)
@@ -289,42 +300,12 @@ def _add_parts(rows, at, how, shared_s, waits, weight, totals):
 
 
 @scalar
-def _price_state(
-    p,
-    r,
-    priced,
-    work,
-    row_offsets,
-    row_work,
-    row_count,
-    row_host,
-    hidden_size,
-    n,
-    before,
-    how,
-    shared_s,
-    attention_s,
-    simple,
-    used,
-    rows,
-    waits,
-    time,
-):
-    """Fill ``time`` [BLOCK] for the state of row ``n``, and ``waits``; returns where in ``rows`` its row stands."""
-    at = 0
-    kept = _looks_back(work)
-    if kept:
-        at = n
-    else:
-        first, last = row_offsets[n], row_offsets[n + 1]
-        _price_row(priced, work, first, last, row_work, row_count, used, how[PIPELINED], rows, at)
-    if simple:
-        _simple_time(rows, at, how, shared_s, time)
-    else:
-        _look_back(rows, at, before if kept else -1, how, shared_s, attention_s, waits)
-        _host_times(p, r, row_host[n, TRIPS], row_host[n, CROSSING], hidden_size, waits)
-        _layer_time(rows, at, how, shared_s, waits, time)
-    return at
+def _place_row(priced, work, row_offsets, row_work, row_count, n, used, piped, rows):
+    """Where in ``rows`` row ``n`` stands, summed now unless all rows are kept."""
+    if _looks_back(work):
+        return n
+    _price_row(priced, work, row_offsets[n], row_offsets[n + 1], row_work, row_count, used, piped, rows, 0)
+    return 0
 
 
 @loop("Tuple((int64[::1], int32[::1], float64[::1]))(int32[:,::1], int64)")

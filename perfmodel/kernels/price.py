@@ -34,15 +34,19 @@ from perfmodel.kernels.layer import (
     ATTENTION_ON_CPU,
     PIPELINED,
     STATE_SIZE,
+    SUMS,
     TIME,
     TRUNK_ON_CPU,
-    WAITS,
     _add_parts,
     _add_simple_parts,
     _is_simple,
     _keep_rows,
+    _looks_back,
     _new_rows,
-    _price_state,
+    _place_row,
+    _simple_time,
+    _state_time,
+    _sum_state,
     _used_columns,
 )
 from perfmodel.kernels.link import _transfer_time1
@@ -65,9 +69,33 @@ _STATES = (
 )
 
 
+@scalar
+def _mean_attention(lines, attention, context, num_layers, attention_s):
+    """Fill ``attention_s`` [BLOCK]: attention of a mean layer at one context [s]."""
+    for b in range(BLOCK):
+        attention_s[b] = 0.0
+    _attention_at(lines, attention, context, attention_s)
+    for b in range(BLOCK):
+        attention_s[b] /= num_layers
+
+
+@scalar
+def _fill_states(
+    p, r, priced, work, row_offsets, row_work, row_count, row_host, hidden_size, state_row, state_before, how, shared,
+    used, rows, sums,
+):  # fmt: skip
+    """Fill ``sums`` [S, SUMS, BLOCK] with every state in the general case."""
+    kept = _looks_back(work)
+    for s in range(state_row.shape[0]):
+        n = state_row[s]
+        at = _place_row(priced, work, row_offsets, row_work, row_count, n, used, how[PIPELINED], rows)
+        before = state_before[s] if kept else -1
+        _sum_state(p, r, rows, at, before, row_host, n, hidden_size, how, shared, sums[s])
+
+
 @loop(
     f"float64[:,::1]({_POINTS}, float64[:,::1], float64[:,::1], float64, {_STATES}, float64[::1], float64[::1],"
-    " float64[::1], float64, boolean)"
+    " float64[::1], float64, int64[::1], int32[::1], float64[::1], boolean)"
 )
 def token_means(
     base,
@@ -91,26 +119,30 @@ def token_means(
     contexts,
     context_weight,
     num_tokens,
+    token_offsets,
+    token_state,
+    token_count,
     with_parts,
 ):
     """Mean decode step over a trace at every point [1 or MEANS, N] [s]: TOTAL alone, or with its parts.
 
     ``state_weight`` [S] and ``context_weight`` [C] say how often each state and each of ``contexts`` [C] tokens
-    occurs among the ``num_tokens`` steps.
+    occurs among the ``num_tokens`` steps. Only where states look back, every step counts: then there is a context a
+    step, and ``token_offsets`` to ``token_count`` are those of `token_percentiles`.
     """
     num_points = values.shape[1]
     means = np.empty((MEANS if with_parts else 1, num_points))
     p, r = np.empty((base.shape[0], BLOCK)), np.empty((RECIPROCALS, BLOCK))
-    lines = np.empty((attention.shape[0], LINES, BLOCK))
+    lines, rates = np.empty((attention.shape[0], LINES, BLOCK)), np.empty((RATES, BLOCK))
     seen = _sum_contexts(contexts, context_weight, attention)
     attention_s, crossing, one = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
     fixed = np.empty((operators.shape[0], BLOCK))
     shared = fixed[SHARED]
-    simple = _is_simple(work, row_host, how)
+    simple, looks_back = _is_simple(work, row_host, how), _looks_back(work)
     used = _used_columns(simple, with_parts)
     priced, rows = np.empty((work.shape[0], EVERY, BLOCK)), _new_rows(work, row_offsets)
-    between, rates, waits = np.empty(BLOCK), np.empty((RATES, BLOCK)), np.empty((WAITS, BLOCK))
-    time, totals = np.empty(BLOCK), np.empty((STATE_SIZE, BLOCK))
+    sums = np.empty((state_row.shape[0] if looks_back else 1, SUMS, BLOCK))
+    between, time, totals = np.zeros(BLOCK), np.empty(BLOCK), np.empty((STATE_SIZE, BLOCK))
     overheads = 0.0 if how[TRUNK_ON_CPU] else num_layers
     per_token = 1.0 / num_tokens
     _fill_block(base, p, r)
@@ -119,7 +151,6 @@ def token_means(
         _fill_rates(p, r, how[ATTENTION_ON_CPU], rates)
         _context_lines(rates, attention, lines)
         _attention_sum(lines, attention, contexts, context_weight, seen, crossing, one, attention_s)
-        _attention_between(lines, attention, num_layers, between)
         _fill_rates(p, r, how[TRUNK_ON_CPU], rates)
         _operator_times(rates, operators, fixed)
         _price_work(p, r, work, expert_params, hidden_size, matrices, used, priced)
@@ -127,36 +158,36 @@ def token_means(
         for c in range(STATE_SIZE):
             for b in range(BLOCK):
                 totals[c, b] = 0.0
-        for s in range(state_row.shape[0]):
-            weight = state_weight[s]
-            at = _price_state(
-                p,
-                r,
-                priced,
-                work,
-                row_offsets,
-                row_work,
-                row_count,
-                row_host,
-                hidden_size,
-                state_row[s],
-                state_before[s],
-                how,
-                shared,
-                between,
-                simple,
-                used,
-                rows,
-                waits,
-                time,
-            )
-            for b in range(BLOCK):
-                totals[TIME, b] += weight * time[b]
-            if with_parts:
+        if looks_back:
+            _fill_states(
+                p, r, priced, work, row_offsets, row_work, row_count, row_host, hidden_size, state_row, state_before,
+                how, shared, used, rows, sums,
+            )  # fmt: skip
+            for t in range(contexts.shape[0]):
+                _mean_attention(lines, attention, contexts[t], num_layers, between)
+                for i in range(token_offsets[t], token_offsets[t + 1]):
+                    s, weight = token_state[i], token_count[i]
+                    _state_time(sums[s], how, between, time)
+                    for b in range(BLOCK):
+                        totals[TIME, b] += weight * time[b]
+                    if with_parts:
+                        _add_parts(rows, state_row[s], how, shared, between, sums[s], weight, totals)
+        else:
+            for s in range(state_row.shape[0]):
+                n, weight = state_row[s], state_weight[s]
+                at = _place_row(priced, work, row_offsets, row_work, row_count, n, used, how[PIPELINED], rows)
                 if simple:
-                    _add_simple_parts(rows, at, how, shared, weight, totals)
+                    _simple_time(rows, at, how, shared, time)
                 else:
-                    _add_parts(rows, at, how, shared, waits, weight, totals)
+                    _sum_state(p, r, rows, at, -1, row_host, n, hidden_size, how, shared, sums[0])
+                    _state_time(sums[0], how, between, time)
+                for b in range(BLOCK):
+                    totals[TIME, b] += weight * time[b]
+                if with_parts:
+                    if simple:
+                        _add_simple_parts(rows, at, how, shared, weight, totals)
+                    else:
+                        _add_parts(rows, at, how, shared, between, sums[0], weight, totals)
         for b in range(count):
             around = fixed[0, b] + fixed[1, b] + fixed[2, b] + overheads * p[LAYER_OVERHEAD, b]
             means[TOTAL, start + b] = around + (attention_s[b] + totals[TIME, b]) * per_token
@@ -174,27 +205,31 @@ def token_means(
 
 
 @scalar
-def _attention_between(lines, attention, num_layers, between):
-    """Fill ``between`` [BLOCK]: attention of a mean layer to a single token [s]."""
-    for b in range(BLOCK):
-        between[b] = 0.0
-    _attention_at(lines, attention, 1.0, between)
-    for b in range(BLOCK):
-        between[b] /= num_layers
+def _token_block(
+    lines, attention, num_layers, how, fixed, overhead, contexts, token_offsets, token_state, token_count, simple,
+    states, sums, tokens,
+):  # fmt: skip
+    """Fill ``tokens`` [BLOCK, T] with the time of every decode step, from its states.
 
-
-@scalar
-def _token_block(lines, attention, fixed, overhead, contexts, token_offsets, token_state, token_count, states, tokens):
-    """Fill ``tokens`` [BLOCK, T] with the time of every decode step, from the times of the states [S, BLOCK]."""
-    total = np.empty(BLOCK)
+    states : float64 [S, BLOCK], their times in the simple case. sums : float64 [S, SUMS, BLOCK], else.
+    """
+    total, between, time = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
     for t in range(contexts.shape[0]):
         for b in range(BLOCK):
             total[b] = fixed[0, b] + fixed[1, b] + fixed[2, b] + overhead[b]
         _attention_at(lines, attention, contexts[t], total)
-        for i in range(token_offsets[t], token_offsets[t + 1]):
-            s, count = token_state[i], token_count[i]
-            for b in range(BLOCK):
-                total[b] += count * states[s, b]
+        if simple:
+            for i in range(token_offsets[t], token_offsets[t + 1]):
+                s, count = token_state[i], token_count[i]
+                for b in range(BLOCK):
+                    total[b] += count * states[s, b]
+        else:
+            _mean_attention(lines, attention, contexts[t], num_layers, between)
+            for i in range(token_offsets[t], token_offsets[t + 1]):
+                s, count = token_state[i], token_count[i]
+                _state_time(sums[s], how, between, time)
+                for b in range(BLOCK):
+                    total[b] += count * time[b]
         for b in range(BLOCK):
             tokens[b, t] = total[b]
 
@@ -243,46 +278,34 @@ def token_percentiles(
     simple = _is_simple(work, row_host, how)
     used = _used_columns(simple, False)
     priced, rows = np.empty((work.shape[0], EVERY, BLOCK)), _new_rows(work, row_offsets)
-    between, rates, waits = np.empty(BLOCK), np.empty((RATES, BLOCK)), np.empty((WAITS, BLOCK))
+    rates, sums = np.empty((RATES, BLOCK)), np.empty((0 if simple else state_row.shape[0], SUMS, BLOCK))
     overheads = 0.0 if how[TRUNK_ON_CPU] else num_layers
-    states, tokens = np.empty((state_row.shape[0], BLOCK)), np.empty((BLOCK, num_tokens + PAD))
+    states, tokens = np.empty((state_row.shape[0] if simple else 0, BLOCK)), np.empty((BLOCK, num_tokens + PAD))
     _fill_block(base, p, r)
     for start in range(0, num_points, BLOCK):
         count = _load_block(places, values, start, p, r)
         _fill_rates(p, r, how[ATTENTION_ON_CPU], rates)
         _context_lines(rates, attention, lines)
-        _attention_between(lines, attention, num_layers, between)
         _fill_rates(p, r, how[TRUNK_ON_CPU], rates)
         _operator_times(rates, operators, fixed)
         for b in range(BLOCK):
             overhead[b] = overheads * p[LAYER_OVERHEAD, b]
         _price_work(p, r, work, expert_params, hidden_size, matrices, used, priced)
         _keep_rows(priced, work, row_offsets, row_work, row_count, used, how[PIPELINED], rows)
-        for s in range(state_row.shape[0]):
-            _price_state(
-                p,
-                r,
-                priced,
-                work,
-                row_offsets,
-                row_work,
-                row_count,
-                row_host,
-                hidden_size,
-                state_row[s],
-                state_before[s],
-                how,
-                shared,
-                between,
-                simple,
-                used,
-                rows,
-                waits,
-                states[s],
-            )
+        if simple:
+            for s in range(state_row.shape[0]):
+                n = state_row[s]
+                at = _place_row(priced, work, row_offsets, row_work, row_count, n, used, how[PIPELINED], rows)
+                _simple_time(rows, at, how, shared, states[s])
+        else:
+            _fill_states(
+                p, r, priced, work, row_offsets, row_work, row_count, row_host, hidden_size, state_row, state_before,
+                how, shared, used, rows, sums,
+            )  # fmt: skip
         _token_block(
-            lines, attention, fixed, overhead, contexts, token_offsets, token_state, token_count, states, tokens
-        )
+            lines, attention, num_layers, how, fixed, overhead, contexts, token_offsets, token_state, token_count,
+            simple, states, sums, tokens,
+        )  # fmt: skip
         for b in range(count):
             if num_ranks > 0:
                 _order_statistics(tokens[b, :num_tokens], rank, fraction, found, start + b)
@@ -317,7 +340,7 @@ def prefill_times(
     """Time of the prefill of every sequence at every point [G, N] [s].
 
     Sequence g has ``prompts[g]`` tokens, its own ``operators[g]``, and the states from ``state_offsets[g]`` to
-    ``state_offsets[g + 1]``, one a layer.
+    ``state_offsets[g + 1]``, one a layer. No state of a prefill looks back.
     """
     num_points, sequences = values.shape[1], prompts.shape[0]
     times = np.empty((sequences, num_points))
@@ -327,8 +350,8 @@ def prefill_times(
     priced, rows = np.empty((work.shape[0], EVERY, BLOCK)), _new_rows(work, row_offsets)
     fixed = np.empty((operators.shape[1], BLOCK))
     shared = fixed[SHARED]
-    between, rates, waits = np.zeros(BLOCK), np.empty((RATES, BLOCK)), np.empty((WAITS, BLOCK))
-    time, total = np.empty(BLOCK), np.empty(BLOCK)
+    rates, sums = np.empty((RATES, BLOCK)), np.empty((SUMS, BLOCK))
+    hidden, time, total = np.zeros(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
     overheads = 0.0 if how[TRUNK_ON_CPU] else num_layers
     _fill_block(base, p, r)
     for start in range(0, num_points, BLOCK):
@@ -343,27 +366,13 @@ def prefill_times(
             for b in range(BLOCK):
                 total[b] += fixed[0, b] + fixed[1, b] + fixed[2, b] + overheads * p[LAYER_OVERHEAD, b]
             for s in range(state_offsets[g], state_offsets[g + 1]):
-                _price_state(
-                    p,
-                    r,
-                    priced,
-                    work,
-                    row_offsets,
-                    row_work,
-                    row_count,
-                    row_host,
-                    hidden_size,
-                    state_row[s],
-                    state_before[s],
-                    how,
-                    shared,
-                    between,
-                    simple,
-                    used,
-                    rows,
-                    waits,
-                    time,
-                )
+                n = state_row[s]
+                at = _place_row(priced, work, row_offsets, row_work, row_count, n, used, how[PIPELINED], rows)
+                if simple:
+                    _simple_time(rows, at, how, shared, time)
+                else:
+                    _sum_state(p, r, rows, at, -1, row_host, n, hidden_size, how, shared, sums)
+                    _state_time(sums, how, hidden, time)
                 for b in range(BLOCK):
                     total[b] += time[b]
             for b in range(count):

@@ -8,8 +8,9 @@ one after them. A pair of experts with counts c_in and c_out changes places only
 
     c_in - c_out > hysteresis * sqrt(c_in + c_out),
 
-``sqrt(c_in + c_out)`` being the spread of that difference where both are drawn at random, and if it pays back: the time
-that the last window's steps would have saved, over ``payback`` steps, exceeds what its copy makes the layers wait for.
+``sqrt(c_in + c_out)`` being the spread of that difference where both are drawn at random, and if it pays back: what the
+last ``window / (1 - memory)`` steps would have saved on average, times ``payback`` steps, exceeds what the copy makes
+the layers wait for. Both are estimates from the times of single experts.
 
 The incoming expert is copied at the stored precision into the slot of the outgoing one, which takes the width of the
 incoming one and runs near memory from the first step of the copy on (the device holds every expert at every width of

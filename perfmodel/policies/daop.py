@@ -1,6 +1,6 @@
 """DAOP: after the prefill hot experts change places with cold ones on the GPU; while decoding the CPU computes ahead.
 
-Source: DAOP; only its rules and its block times are known here (CPU 8.02, GPU 1.24, moving an expert 39.87, activations
+Source: arXiv 2501.10375; only its rules and its block times are known here (CPU 8.02, GPU 1.24, moving an expert 39.87, activations
 0.02 ms). Rules, and the readings taken:
 
 - Before a sequence the experts that the decode steps of the other sequences use most are on the GPU, as many a layer.
@@ -54,7 +54,7 @@ class Daop(HostedExperts):
 
     name: ClassVar[str] = "daop"
     summary: ClassVar[str] = "experts swapped once after the prefill; predicted ones computed ahead on the CPU"
-    source: ClassVar[str] = "DAOP; its rules as cited by others"
+    source: ClassVar[str] = "arXiv 2501.10375; its rules as cited by others"
 
     gpu_experts: int | None = option(None, "experts a layer on the GPU; auto: as many as fit", low=0, high=EXPERTS)
     ratio: float = option(

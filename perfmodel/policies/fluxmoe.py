@@ -7,7 +7,7 @@ the places are GPU memory, which is what resident means, and host memory behind 
 
 The published controller adapts while it runs; with one sequence its ratio hardly changes, so the plan takes the count
 at which it comes to rest: the fewest residents with a ratio of at least 0.9, or as many as fit where none has.
-Computing is that of one token with none of its experts resident. Source: FluxMoE (arXiv, 2026), read from a summary.
+Computing is that of one token with none of its experts resident. Source: arXiv 2604.02715, read from a summary.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class FluxMoE(StreamedExperts):
 
     name: ClassVar[str] = "fluxmoe"
     summary: ClassVar[str] = "all experts pass a window of two layers; residency by computing over loading"
-    source: ClassVar[str] = "FluxMoE, arXiv 2026, from a summary; one sequence instead of its large batches"
+    source: ClassVar[str] = "arXiv 2604.02715, from a summary; one sequence instead of its large batches"
 
     @property
     def plan_keys(self) -> tuple[str, ...]:

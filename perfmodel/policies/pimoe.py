@@ -4,7 +4,7 @@ A layer starts with its hot experts on the GPU and all others on the memory chan
 channel takes longer than the GPU, its expert with most tokens moves to the GPU (`kernels.schedule.pimoe_split`). In
 decode every expert has one token; the prefill is split by the same rule, with nothing on the GPU yet.
 
-Source: PIMoE, an NPU beside memory that computes, known from summaries alone; here the GPU takes the place of the NPU.
+Source: PIMoE, DAC 2025, an NPU beside memory that computes, known from summaries alone; here the GPU takes the place of the NPU.
 Readings taken: the hot experts are the ones the prompt selected most, copied once after the prefill. The published NPU
 reads the same memory, so that a move costs no copy; here a move is a copy over the link, and by default (``guarded``)
 none is made after which the GPU would be busy for longer than the channel was. ``published`` looks only at the state
@@ -50,7 +50,7 @@ class Pimoe(Policy):
 
     name: ClassVar[str] = "pimoe"
     summary: ClassVar[str] = "hot experts on the GPU, cold ones near memory, evened out in every layer"
-    source: ClassVar[str] = "PIMoE, from summaries"
+    source: ClassVar[str] = "PIMoE, DAC 2025, from summaries"
 
     gpu_experts: int | None = option(
         None, "hot experts per layer; auto: as the context-aware policy", low=0, high=EXPERTS

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from run import fastest
 
+from perfmodel.caches import HIT_HIGH, ExpertCache, replay_cache
 from perfmodel.kernels import forecast, reuse, tally
-from perfmodel.kernels.cache import lru_hits
 from perfmodel.routing import RoutingTrace
 from perfmodel.routing.statistics import survey
 
@@ -154,8 +154,8 @@ def each_capacity(trace: RoutingTrace) -> np.ndarray:
     decode = trace.phase("decode")
     ids = np.ascontiguousarray(trace.topk_ids[decode], np.uint16)
     offsets = np.arange(0, len(ids) + 1, TOKENS // SEQUENCES - PROMPT)
-    asked = np.ones(ids.shape, bool)
-    return np.array([lru_hits(ids, asked, offsets, EXPERTS, capacity).sum() for capacity in range(1, EXPERTS + 1)])
+    caches = [ExpertCache(capacity, protected=False) for capacity in range(1, EXPERTS + 1)]
+    return np.array([(replay_cache(ids, offsets, EXPERTS, cache).outcome == HIT_HIGH).sum() for cache in caches])
 
 
 def python_lru(requests: list[int]) -> int:

@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal, assert_equal
 from strategies import attention_kind, mixtral, models, plain_model, recording, small_trace, spread_floats, traces
 
 from perfmodel import oracle
+from perfmodel.caches import NO_EXPERT
 from perfmodel.errors import PerfModelError, PlacementError, PolicyError
 from perfmodel.evaluation import Evaluation
 from perfmodel.hardware import System, load_spec, load_system
@@ -23,6 +24,7 @@ from perfmodel.policies import Executor, PlanInputs, When, parse_policy
 from perfmodel.policies.costs import expert_costs
 from perfmodel.policies.hosted import most_used
 from perfmodel.routing import RoutingTrace, statistics
+from perfmodel.routing.prediction import gate_prediction
 from perfmodel.routing.synthetic import generate
 from perfmodel.run import Run, plan_run
 from perfmodel.storage import Format, Storage
@@ -503,6 +505,84 @@ def four_bits() -> MoEModel:
     """Mixtral 8x7B with experts of 4 bits."""
     whole = mixtral()
     return dataclasses.replace(whole, storage=dataclasses.replace(whole.storage, expert=Format("4 bits", 4.0)))
+
+
+@pytest.mark.parametrize(
+    ("text", "round_trips", "on"),
+    [
+        ("all-resident", "none", "gpu"),
+        ("all-cpu", "none", "cpu"),
+        ("llama-cpp:n_cpu_moe=2", "cpu", "gpu"),
+        ("llama-cpp:n_cpu_moe=2,cache=lru,slots=1", "layer", "gpu"),
+        ("llama-cpp:n_cpu_moe=3,trunk=cpu", "none", "cpu"),
+        ("llama-cpp:n_cpu_moe=2,trunk=cpu", "layer", "cpu"),
+        ("fiddler:experts=3", "layer", "gpu"),
+        ("ktransformers", "none", "gpu"),
+        ("ktransformers:round_trips=cpu", "cpu", "gpu"),
+        ("hybrimoe:slots=1", "layer", "gpu"),
+        ("daop:gpu_experts=1", "layer", "gpu"),
+    ],
+)
+def test_where_the_network_is_and_when_the_host_takes_part(text: str, round_trips: str, on: str) -> None:
+    model = plain_model()
+    plan = plan_run(model, SERVER, small_trace(model, [(3, 3), (3, 3)]), text).plan
+    assert (plan.round_trips, plan.attention_on, plan.trunk_on) == (round_trips, on, on)
+
+
+@pytest.mark.parametrize("speed", [0.5, 1.0, 2.0])
+def test_hybrimoe_copies_the_highest_ids_and_uploads_what_the_cpu_ran(speed: float) -> None:
+    model = plain_model(num_experts=12, top_k=6, hidden_size=256, expert_size=256)
+    costs = expert_costs(model, DESKTOP, 1, 16.0)
+    # A CPU about as fast as the link, so that both get some of the misses.
+    rate = DESKTOP.cpu.dram_bandwidth_gb_per_s * float(costs.cpu_s[0]) / costs.copy_s * speed  # type: ignore[union-attr]
+    system = DESKTOP.with_values({"cpu.dram_bandwidth_gb_per_s": rate})
+    run = plan_run(model, system, small_trace(model, [(4, 9), (4, 9)]), "hybrimoe:slots=6,admit=all")
+    where, mixed = executors(run), 0
+    assert run.plan.copies is not None
+    uploaded = np.array([work.executor == Executor.COPY for work in run.plan.classes])[run.plan.copies].sum(axis=2)
+    assert_array_equal(uploaded, (where == Executor.CPU).sum(axis=2))
+    for ids, here in zip(run.replay.decode_ids.reshape(-1, 6), where.reshape(-1, 6), strict=True):
+        copied, on_cpu = ids[here == Executor.FETCH], ids[here == Executor.CPU]
+        mixed += bool(len(copied) and len(on_cpu))
+        assert copied.min(initial=12) > on_cpu.max(initial=0) or not len(on_cpu)
+    assert mixed > 10
+
+
+def test_daop_swaps_above_the_ratio_only() -> None:
+    model = plain_model(num_layers=1, num_experts=4, top_k=1)
+
+    def moved(prompt: list[int], ratio: float) -> float:
+        ids = [[[e]] for e, count in enumerate(prompt) for _ in range(count)] + [[[0]], [[1]]]
+        other = [[[0]], [[0]], [[1]]]
+        trace = RoutingTrace(
+            topk_ids=np.array(ids + other),
+            topk_weights=None,
+            sequence_offsets=np.array([0, len(ids), len(ids) + 3]),
+            prompt_len=np.array([sum(prompt), 1]),
+            layer_index=np.array([0]),
+            num_experts=4,
+            metadata={"model": "small", "source": "synthetic"},
+        )
+        text = f"daop:gpu_experts=2,ratio={ratio}"
+        return float(plan_run(model, SERVER, trace, text).plan.migrated_experts[0])
+
+    assert [moved([20, 30, 21, 5], 1.05), moved([20, 30, 22, 5], 1.05), moved([20, 30, 21, 5], 1.0)] == [0, 1, 1]
+
+
+def test_daop_computes_wrong_predictions_of_cpu_experts_in_vain() -> None:
+    model = plain_model(num_layers=4, num_experts=8, top_k=3)
+    trace = small_trace(model, [(4, 30), (4, 30)], seed=2)
+    run = plan_run(model, SERVER, trace, "daop:gpu_experts=3,accuracy=0.5,seed=5")
+    named = gate_prediction(run.replay, 0.5, 5)
+    assert run.plan.copies is not None
+    vain = np.array([work.executor == Executor.CPU for work in run.plan.classes])[run.plan.copies].sum(axis=2)
+    resident: list[set[tuple[int, int]]] = [set(), set()]
+    for s, t, layer, j, expert in by_sequence(run):
+        if executors(run)[t, layer, j] == Executor.GPU:
+            resident[s].add((layer, expert))
+    for t, layer in itertools.product(range(60), range(4)):
+        wrong = set(named[t, layer].tolist()) - set(run.replay.decode_ids[t, layer].tolist()) - {NO_EXPERT}
+        assert vain[t, layer] == len([e for e in wrong if (layer, e) not in resident[t // 30]])
 
 
 # --- pinned memory ---

@@ -61,9 +61,7 @@ def _with_experts_of(hidden: int, width: int, layers: Sequence[int], top_k: int)
 
 def stored(model: MoEModel, bits: float) -> MoEModel:
     """The network with experts of so many bits."""
-    return dataclasses.replace(
-        model, storage=dataclasses.replace(model.storage, expert=Format(f"{bits:g} bits", bits))
-    )
+    return dataclasses.replace(model, storage=dataclasses.replace(model.storage, expert=Format(f"{bits:g} bits", bits)))
 
 
 @functools.cache
@@ -238,8 +236,7 @@ T4_STEPS = {
 
 def test_moe_offloading_ablation_on_a_t4() -> None:
     found = {
-        step: priced(f"moe-offloading:bits=2.5,{options}", system="t4-pcie3")
-        for step, (_, options) in T4_STEPS.items()
+        step: priced(f"moe-offloading:bits=2.5,{options}", system="t4-pcie3") for step, (_, options) in T4_STEPS.items()
     }
     before: tuple[float, Evaluation] | None = None
     for step, (published, _) in T4_STEPS.items():
@@ -360,8 +357,7 @@ def test_monde_beside_moving_every_expert(row: str) -> None:
     decode, prefill, balance = [], [], []
     for prompt in PROMPTS:
         moved, near, left = (
-            priced(text, model, NEAR, routing, prompt)
-            for text in (MOVED, MONDE, "monde:reading=all-ndp,prefill=ndp")
+            priced(text, model, NEAR, routing, prompt) for text in (MOVED, MONDE, "monde:reading=all-ndp,prefill=ndp")
         )
         decode.append((faster(near, moved), faster(near, left)))
         prefill.append(sooner(near, moved))
@@ -505,7 +501,11 @@ def test_summary() -> None:
     for name, published, gains in (
         ("HOBBIT over MoE-Infinity", "2.30", over_baselines(EVERY, "hobbit", "infinity")),
         ("HOBBIT over MoE-Offloading, equal bits", "3.21", over_baselines(EVERY, "hobbit", "offloading")),
-        ("MoE-Infinity over MoE-Offloading, similar records", "1.40", over_baselines(("halves",), "infinity", "offloading")),
+        (
+            "MoE-Infinity over MoE-Offloading, similar records",
+            "1.40",
+            over_baselines(("halves",), "infinity", "offloading"),
+        ),
         ("the same, other records", "1.40", over_baselines(("recording", "generated"), "infinity", "offloading")),
         ("MoE-Offloading over its naive way, T4", "3.16", [faster(*t4)]),
         ("HybriMoE over KTransformers, decode", "1.70", over_ktransformers("hybrimoe:slots={}")),

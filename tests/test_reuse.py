@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_survey import keeps_soonest
 
-from perfmodel.kernels.cache import lru_hits
+from perfmodel.caches import HIT_HIGH, ExpertCache, replay_cache
 from perfmodel.kernels.reuse import stack_distances
 from perfmodel.routing.blocks import NO_EXPERT
 
@@ -141,7 +141,7 @@ def test_the_lru_curve_is_that_of_the_cache_simulator(case: tuple[Array, int], d
     rows = np.ascontiguousarray(ids[decode], np.uint16)
     starts = np.cumsum([0, *(lengths - prompts)])
     for capacity in range(1, experts + 1):
-        hits = lru_hits(rows, rows != NO_EXPERT, starts, experts, capacity)
+        hits = replay_cache(rows, starts, experts, ExpertCache(capacity, protected=False)).outcome == HIT_HIGH
         by_sequence = [hits[a:b].sum() for a, b in itertools.pairwise(starts)]
         assert lru[:, capacity - 1].tolist() == by_sequence
         assert lru_layers[:, capacity - 1].tolist() == hits.sum((0, 2)).tolist()

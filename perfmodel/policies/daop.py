@@ -1,7 +1,7 @@
 """DAOP: after the prefill hot experts change places with cold ones on the GPU; while decoding the CPU computes ahead.
 
-Source: arXiv 2501.10375; only its rules and its block times are known here (CPU 8.02, GPU 1.24, moving an expert 39.87, activations
-0.02 ms). Rules, and the readings taken:
+Source: arXiv 2501.10375; only its rules and its block times are known here (CPU 8.02, GPU 1.24, moving an expert 39.87,
+activations 0.02 ms). Rules, and the readings taken:
 
 - Before a sequence the experts that the decode steps of the other sequences use most are on the GPU, as many a layer.
 - After the prefill the hottest expert on the CPU changes places with the coldest on the GPU as long as its prompt used

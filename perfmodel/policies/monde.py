@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.bitwidth import LossTable
-from perfmodel.kernels.cache import lru_hits
+from perfmodel.caches import HIT_HIGH, NO_EXPERT, ExpertCache, replay_cache
 from perfmodel.model import MoEModel
 from perfmodel.policies.base import (
     EXPERTS,
@@ -86,7 +86,9 @@ class Monde(Policy):
         """Which copied picks are still on the GPU from an earlier step of the same sequence [T, L, k]."""
         if self.resident == 0:
             return np.zeros_like(copied)
-        return np.asarray(lru_hits(ids, copied, offsets, num_experts, self.resident))
+        asked = np.where(copied, ids, NO_EXPERT).astype(np.uint16)
+        found = replay_cache(asked, offsets, num_experts, ExpertCache(self.resident, protected=False))
+        return np.asarray(found.outcome == HIT_HIGH)
 
     def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
         require(self, "resident", self.resident <= model.num_experts, f"0 to {model.num_experts} for {model.name}")

@@ -4,12 +4,13 @@ A layer starts with its hot experts on the GPU and all others on the memory chan
 channel takes longer than the GPU, its expert with most tokens moves to the GPU (`kernels.schedule.pimoe_split`). In
 decode every expert has one token; the prefill is split by the same rule, with nothing on the GPU yet.
 
-Source: PIMoE, DAC 2025, an NPU beside memory that computes, known from summaries alone; here the GPU takes the place of the NPU.
-Readings taken: the hot experts are the ones the prompt selected most, copied once after the prefill. The published NPU
-reads the same memory, so that a move costs no copy; here a move is a copy over the link, and by default (``guarded``)
-none is made after which the GPU would be busy for longer than the channel was. ``published`` looks only at the state
-before a move. Expert e is on channel e mod ``channels``, which alone has that share of the device's rate. That serves
-the rule only: the near-data side is priced at the rate of the whole device, which evenly busy channels reach.
+Source: PIMoE, DAC 2025, an NPU beside memory that computes, known from summaries alone; here the GPU takes the place of
+the NPU. Readings taken: the hot experts are the ones the prompt selected most, copied once after the prefill. The
+published NPU reads the same memory, so that a move costs no copy; here a move is a copy over the link, and by default
+(``guarded``) none is made after which the GPU would be busy for longer than the channel was. ``published`` looks only
+at the state before a move. Expert e is on channel e mod ``channels``, which alone has that share of the device's rate.
+That serves the rule only: the near-data side is priced at the rate of the whole device, which evenly busy channels
+reach.
 """
 
 from dataclasses import dataclass

@@ -167,12 +167,15 @@ def _decode_offsets(trace: RoutingTrace) -> NDArray[np.int64]:
 
 def _lru(trace: RoutingTrace, size: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which picks of decode hit a cache of so many experts a layer, and which picks there are [T, L, k]."""
-    from perfmodel.kernels.cache import lru_hits  # compiled code is loaded only where it is used
+    from perfmodel.kernels.cache import HIT_HIGH  # compiled code is loaded only where it is used
+    from perfmodel.kernels.cache_lru import lru_of_many
 
     rows = trace.phase("decode")
-    ids = np.ascontiguousarray(trace.topk_ids[rows], dtype=np.uint16)
     assigned = np.ascontiguousarray(trace.topk_ids[rows] != trace.unassigned)
-    return lru_hits(ids, assigned, _decode_offsets(trace), trace.num_experts, size), assigned
+    ids = np.where(assigned, trace.topk_ids[rows], trace.num_experts).astype(np.uint16)
+    empty = np.empty((1, ids.shape[1], 0), np.uint16)
+    found = lru_of_many(ids, _decode_offsets(trace), empty, trace.num_experts, size, False, False)
+    return found == HIT_HIGH, assigned
 
 
 def _repeats(trace: RoutingTrace) -> tuple[Floats, Floats]:

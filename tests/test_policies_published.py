@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,8 +100,8 @@ def trace(name: str) -> RoutingTrace:
         shape = (preset.num_layers, preset.num_experts, preset.top_k)
         return generate(count, 128, steps, *shape, **preset.skew._asdict())
     model = network(name)
-    skew = {"alpha": 0.5, "sequence_concentration": 60.0, "stickiness": 0.25}
-    return generate(4, 128, 64, len(model.moe_layers), model.num_experts, model.top_k, **skew)
+    shape = (len(model.moe_layers), model.num_experts, model.top_k)
+    return generate(4, 128, 64, *shape, alpha=0.5, sequence_concentration=60.0, stickiness=0.25)
 
 
 @functools.cache
@@ -143,10 +144,10 @@ def link_bytes(evaluation: Evaluation) -> float:
 LOADED = {"16": (1, 4), "8": (3, 2)}
 
 
-def hobbit(bits: str, routing: str, system: str = DESKTOP, **options: object) -> Evaluation:
+def hobbit(bits: str, routing: str, system: str = DESKTOP, /, **options: Any) -> Evaluation:
     """HOBBIT with its cache rule over all layers and its prefetch, unless the options say otherwise."""
     slots, low = LOADED[bits]
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "cache_high": slots,
         "low_bits": low,
         "prefetch_accuracy": 0.96,
@@ -173,6 +174,19 @@ def test_hobbit_before_moe_infinity_and_moe_offloading(routing: str, bits: str) 
     assert (1.03 < ratios[2] < 1.40) if routing == "halves" else (0.94 < ratios[2] < 1.02)
 
 
+def test_moe_infinity_by_own_counts_and_without_copies_ahead_is_first() -> None:
+    gains = [
+        faster(
+            priced(f"moe-infinity:slots={slots},predicted=0,cache_by=own", bits, DESKTOP, routing),
+            priced(f"moe-offloading:slots={slots},bits=auto,predicted=0", bits, DESKTOP, routing),
+        )
+        for routing in ("recording", "generated")
+        for bits, (slots, _) in LOADED.items()
+    ]
+    assert min(gains) > 1
+    assert f"MoE-Infinity is ahead by {spread(gains)}" in PLAIN
+
+
 def test_moe_offloading_with_its_own_few_bits_comes_first() -> None:
     """The published order does not come out when every system has its own precision: the link carries bytes only."""
     few = priced("moe-offloading:bits=4.5,slots=4")
@@ -186,6 +200,15 @@ def test_moe_offloading_with_its_own_few_bits_comes_first() -> None:
     assert faster(few, infinity) > 4
 
 
+@pytest.mark.parametrize("routing", ["recording", "halves", "generated"])
+@pytest.mark.parametrize("bits", ["16", "8"])
+def test_copies_ahead_help_neither_of_the_two(routing: str, bits: str) -> None:
+    slots = LOADED[bits][0]
+    for text in (f"moe-infinity:slots={slots}", f"moe-offloading:slots={slots},bits=auto"):
+        without = priced(f"{text},predicted=0", bits, DESKTOP, routing)
+        assert faster(without, priced(text, bits, DESKTOP, routing)) > 1
+
+
 @pytest.mark.parametrize(
     ("part", "published"),
     [
@@ -197,9 +220,10 @@ def test_moe_offloading_with_its_own_few_bits_comes_first() -> None:
 def test_parts_of_hobbit(part: str, published: str) -> None:
     ratios = []
     for bits in LOADED:
+        same: dict[str, Any] = {"low_bits": bits}
         mixed, plain = (
             (hobbit(bits, "recording", **low), hobbit(bits, "recording", **low, prefetch_accuracy=0))
-            for low in ({}, {"low_bits": min(16, int(bits))})
+            for low in ({}, same)
         )
         pairs = {"low precision for some copies": (mixed[0], plain[0])}
         pairs |= {"copies ahead, mixed precision": mixed, "copies ahead, one precision": plain}
@@ -308,6 +332,11 @@ def test_round_trips_are_what_hybrimoe_loses_on_the_server() -> None:
         assert faster(hybrid, plain) > 1.05
 
 
+def test_hybrimoe_uploads_no_miss_because_that_would_be_slower() -> None:
+    assert max(over_ktransformers("hybrimoe:slots={},admit=all")) < 0.9
+    assert over_ktransformers("hybrimoe:slots={},admit=none") == over_ktransformers("hybrimoe:slots={}")
+
+
 def hit_rate(rule: CacheRule, routing: str, *, protected: bool) -> float:
     """Hits of a cache of 2 of 8 experts a layer, empty at first [%]."""
     replay = make_replay(network("16"), trace(routing))
@@ -396,22 +425,28 @@ def test_pimoe_beside_monde(row: str) -> None:
 # --- Pre-gated MoE ---
 
 
-@pytest.mark.parametrize(
-    ("row", "model", "system", "routing"),
-    [
-        ("Mixtral-8x7B, 16 bits", "16", DESKTOP, "recording"),
-        ("Mixtral-8x7B, 4 bits", "4", DESKTOP, "recording"),
-        ("Mixtral-8x7B, 4 bits", "4", SERVER, "recording"),
-        ("Qwen3-30B-A3B, 16 bits", "qwen3", DESKTOP, "qwen3"),
-    ],
+GATED_ROWS = (
+    ("Mixtral-8x7B, 16 bits", "16", DESKTOP, "recording"),
+    ("Mixtral-8x7B, 4 bits", "4", DESKTOP, "recording"),
+    ("Mixtral-8x7B, 4 bits", "4", SERVER, "recording"),
+    ("Qwen3-30B-A3B, 16 bits", "qwen3", DESKTOP, "qwen3"),
 )
-def test_pregated_before_on_demand(row: str, model: str, system: str, routing: str) -> None:
+
+
+def pregated(model: str, system: str, routing: str) -> list[float]:
+    """Pre-gated over on-demand, copies all before the layer and pipelined."""
     gains = []
     for fetch in ("before", "pipelined"):
         ahead, demand = (
             priced(f"{name}:slots=0,fetch={fetch}", model, system, routing) for name in ("pregated", "expert-cache")
         )
         gains.append(faster(ahead, demand))
+    return gains
+
+
+@pytest.mark.parametrize(("row", "model", "system", "routing"), GATED_ROWS)
+def test_pregated_before_on_demand(row: str, model: str, system: str, routing: str) -> None:
+    gains = pregated(model, system, routing)
     quoted(row, f"`{system}`", *gains)
     assert min(gains) > 1
 
@@ -419,13 +454,25 @@ def test_pregated_before_on_demand(row: str, model: str, system: str, routing: s
 # --- Fiddler and HOBBIT ---
 
 
-@pytest.mark.parametrize("cpu", ["ryzen-9950x", "threadripper-5975wx", "xeon-cloud-24", "xeon-gold-6330"])
+CPUS = ("ryzen-9950x", "threadripper-5975wx", "xeon-cloud-24", "xeon-gold-6330")
+
+
+def beside_fiddler(cpu: str, routing: str) -> tuple[Evaluation, Evaluation]:
+    """HOBBIT and Fiddler on the RTX 4090 with another CPU."""
+    system = f"cpu={cpu}"
+    return hobbit("16", routing, system, cache_low=3), priced("fiddler:experts=56", "16", system, routing)
+
+
+def over_fiddler() -> list[float]:
+    return [faster(*beside_fiddler(cpu, routing)) for cpu in CPUS for routing in ("recording", "generated")]
+
+
+@pytest.mark.parametrize("cpu", CPUS)
 def test_hobbit_is_behind_fiddler(cpu: str) -> None:
     """Published: 0.99. Equal memory: Fiddler's 56 experts of 256, and HOBBIT's caches of 1 and 3 experts a layer."""
     ratios, rate = [], 0.0
     for routing in ("recording", "generated"):
-        fiddler = priced("fiddler:experts=56", "16", f"cpu={cpu}", routing)
-        both = hobbit("16", routing, f"cpu={cpu}", cache_low=3)
+        both, fiddler = beside_fiddler(cpu, routing)
         held = [one.memory_bytes["gpu"]["total"] / 1e9 for one in (fiddler, both)]
         assert 22.5 < min(held) <= max(held) < 24
         ratios.append(faster(both, fiddler))
@@ -515,5 +562,8 @@ def test_summary() -> None:
         ("the same, prefill of 128 tokens", "3.1, 6.7", near_memory(MONDE, MOVED, prefill=True)),
         ("the same, prefill of 2048 tokens", "-", near_memory(MONDE, MOVED, prefill=True, prompt=2048)),
         ("MoNDE's load balancer over none, prefill", "-", near_memory(MONDE, left, prefill=True)),
+        ("PIMoE over MoNDE, decode", "1.4", near_memory("pimoe", MONDE)),
+        ("Pre-gated over on-demand copies", "-", [gain for _, *row in GATED_ROWS for gain in pregated(*row)]),
+        ("HOBBIT over Fiddler", "0.99", over_fiddler()),
     ):
         assert f"| {name} | {published} | {spread(gains)} |" in TEXT, f"| {name} | {published} | {spread(gains)} |"

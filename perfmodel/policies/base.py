@@ -397,7 +397,7 @@ def need_ndp(policy: Policy, system: System) -> None:
     if system.ndp is None:
         raise PolicyError(
             f"policy {policy.name} runs experts on a near-data device, and system {system.name} has none; "
-            "choose a system with an ndp part (perfmodel specs list) or the policy hobbit"
+            "choose a system with an ndp part (perfmodel specs list) or a policy that needs none (perfmodel policies)"
         )
 
 

@@ -62,10 +62,9 @@ def host_prefill(
         if mode == "faster":
             on_gpu, on_cpu = (side.sum(axis=-1, keepdims=True) for side in (on_gpu, on_cpu))
         copied = ~here & (on_gpu < on_cpu)
-    cold = Executor.FETCH if mode == "fetch" else Executor.CPU
-    classes = np.full(tokens.shape, table.number(WorkClass(cold, bits)), np.uint8)
-    if copied.any():
-        classes[copied] = table.number(WorkClass(Executor.FETCH, bits))
-    if here.any():
-        classes[here] = table.number(WorkClass(Executor.GPU, bits))
+    classes = np.zeros(tokens.shape, np.uint8)
+    for executor, where in ((Executor.GPU, here), (Executor.FETCH, copied), (Executor.CPU, ~here & ~copied)):
+        used = where & (tokens > 0)
+        if used.any():
+            classes[used] = table.number(WorkClass(executor, bits))
     return Prefill(classes, tokens)

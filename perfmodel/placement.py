@@ -166,7 +166,7 @@ def memory_footprint(
 ) -> Footprint:
     """Bytes behind the link: every expert at its stored precision, and one copy at each replica width.
 
-    copies : how often the experts are kept, once for every socket that reads its own.
+    copies : how often the experts are kept: once for every socket that reads its own, 0 for not at all.
     context_tokens, attention_on, trunk_on : what else is there, see `gpu_footprint`.
     """
     experts = model.num_experts * len(model.moe_layers) * copies
@@ -196,24 +196,32 @@ def check_fits(what: str, use: Footprint, capacity_bytes: float, advice: str) ->
         raise PlacementError(f"{what} does not fit: {_sum_text(use)}, capacity {capacity_bytes / 1e9:.2f} GB; {advice}")
 
 
-def largest_gpu_experts(
+def gpu_room(
     model: MoEModel,
     capacity_bytes: float,
     context_tokens: int,
     *,
     attention_on: Side = "gpu",
     trunk_on: Side = "gpu",
-) -> int:
-    """Largest count of resident experts per layer that fits the GPU, -1 if not even zero does."""
+) -> float:
+    """Experts per layer that the GPU has room for at the stored precision, no more than there are, a part included.
+
+    -1 where it does not even hold the rest.
+    """
     per_layer = len(model.moe_layers) * model.expert_bytes(model.expert_bits)
     free = capacity_bytes - gpu_footprint(model, 0, context_tokens, attention_on=attention_on, trunk_on=trunk_on).total
-    return min(model.num_experts, int(np.floor(free / per_layer))) if free >= 0 else -1
+    return min(float(model.num_experts), free / per_layer) if free >= 0 else -1.0
 
 
-def wanted_gpu_experts(model: MoEModel, most: int) -> int:
+def largest_gpu_experts(model: MoEModel, capacity_bytes: float, context_tokens: int, **on: Side) -> int:
+    """Largest count of resident experts per layer that fits the GPU, -1 if not even zero does; as in `gpu_room`."""
+    return int(np.floor(gpu_room(model, capacity_bytes, context_tokens, **on)))
+
+
+def wanted_gpu_experts(model: MoEModel, most: float) -> int:
     """Published count for the two Mixtrals, else half of the experts, but no more than fit.
 
-    most : as `largest_gpu_experts` gives it.
+    most : as `gpu_room` gives it.
     """
     shape = (model.num_layers, model.num_experts, model.hidden_size)
-    return max(0, min(PUBLISHED_GPU_EXPERTS.get(shape, model.num_experts // 2), most))
+    return max(0, min(PUBLISHED_GPU_EXPERTS.get(shape, model.num_experts // 2), int(most)))

@@ -159,7 +159,7 @@ def test_options_that_are_given_twice(option: str) -> None:
 def test_an_option_that_no_policy_has() -> None:
     refused = run("sweep", "--policy", "monde", "--axis", "mean_bits=2")
     check_refusal(
-        refused, "mean_bits", "none of the policies (monde) has this option; context-aware and static have it"
+        refused, "mean_bits", "none of the policies (monde) has this option; context-aware, static and adaptive have it"
     )
     assert "did you mean" not in refused.err
 

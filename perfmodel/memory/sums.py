@@ -161,13 +161,20 @@ class Sums:
         resident = tuple(count if per_layer is None else min(per_layer, count) for count in self.counts)
         return Kept(resident, buffer_bytes, replica_bits, per_layer)
 
-    def _most(self, context: int, batch: int) -> int:
-        """Largest count of experts per layer that fits the GPU with everything else, -1 if not even zero does."""
+    def _most(self, context: int, batch: int) -> float:
+        """Experts per layer that the GPU has room for beside everything else, -1 if not even for none."""
 
-        def fits(count: int) -> bool:
-            return self.gpu(context, batch, self.with_experts(count)).fits is not False
+        def headroom(count: int) -> float:
+            room = self.gpu(context, batch, self.with_experts(count)).headroom_bytes
+            assert room is not None  # the memory of a GPU is always stated
+            return room
 
-        return largest(fits, 0, max(self.counts, default=0))
+        most = max(self.counts, default=0)
+        whole = largest(lambda count: headroom(count) >= 0, 0, most)
+        if whole in (-1, most):
+            return whole
+        left, lacking = headroom(whole), headroom(whole + 1)
+        return whole + left / (left - lacking)
 
     # --- devices
 

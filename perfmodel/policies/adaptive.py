@@ -123,7 +123,7 @@ class Adaptive(ContextAware):
     def _pieces(self) -> int:
         return max(1, self.window // 2) if self.pieces is None else self.pieces
 
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         require(self, "swaps", self.swaps <= model.num_experts, f"0 to {model.num_experts} for {model.name}")
         return super().residency(model, most_gpu_experts, losses)
 

@@ -190,9 +190,9 @@ class PlanInputs(NamedTuple):
         return self.replay.max_context
 
     @property
-    def most_gpu_experts(self) -> int:
-        """Largest count of experts per layer that fits the GPU, -1 if not even zero does."""
-        return placement.largest_gpu_experts(self.model, self.system.gpu.memory_capacity_bytes, self.max_context)
+    def most_gpu_experts(self) -> float:
+        """Experts per layer that the GPU has room for, see `placement.gpu_room`."""
+        return placement.gpu_room(self.model, self.system.gpu.memory_capacity_bytes, self.max_context)
 
 
 class OptionInfo(NamedTuple):
@@ -259,13 +259,13 @@ class Policy(ABC):
         """Decide everything for one trace. Raises PolicyError, PlacementError or TraceError."""
 
     @abstractmethod
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         """What the policy keeps in memory; its plans keep this or, where nothing is ever copied, no staging buffer.
 
         Parameters
         ----------
-        most_gpu_experts : largest count of experts per layer that fits the GPU, -1 if not even zero does; policies that
-            choose a count keep below it.
+        most_gpu_experts : experts per layer that the GPU has room for at the stored precision, a part included, -1 if
+            not even for none; policies that choose a count keep below it.
         losses : loss table of the quantised copies; None for the bundled or assumed one.
 
         Raises
@@ -273,7 +273,7 @@ class Policy(ABC):
         PolicyError : an option does not suit the model. TraceError : nor does the loss table.
         """
 
-    def at_capacity(self, model: MoEModel, most_gpu_experts: int) -> "Policy":
+    def at_capacity(self, model: MoEModel, most_gpu_experts: float) -> "Policy":
         """This policy with the GPU memory filled, where its own defaults leave some empty; for equal comparisons.
 
         most_gpu_experts : as in `residency`.
@@ -488,6 +488,9 @@ def footprints(inputs: PlanInputs, plan: Plan) -> tuple[placement.Footprint, pla
     context, cpu = inputs.max_context, inputs.system.cpu
     gpu = placement.gpu_footprint(inputs.model, plan.gpu_experts, context, buffer_bytes=plan.gpu_buffer_bytes, **on)
     copies = cpu.expert_copies if cpu is not None and inputs.system.ndp is None else 1
+    on_gpu = all(work.executor in (Executor.GPU, Executor.SKIP) for work in plan.classes)
+    if on_gpu and plan.gpu_experts == inputs.model.num_experts and not plan.migrated_experts.any():
+        copies = 0  # nothing is kept behind the link
     return gpu, placement.memory_footprint(inputs.model, plan.replica_bits, copies=copies, context_tokens=context, **on)
 
 

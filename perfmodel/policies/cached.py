@@ -82,14 +82,14 @@ class CachedExperts(Policy):
     def _bits(self, model: MoEModel) -> float:
         return float(model.expert_bits) if self.bits is None else min(self.bits, float(model.expert_bits))
 
-    def _slots(self, model: MoEModel, most: int) -> int:
+    def _slots(self, model: MoEModel, most: float) -> int:
         """Slots a layer, resolved against the model and the most experts that fit the GPU at the stored precision."""
         if self.slots is None:
             return max(0, min(model.num_experts, int(most * model.expert_bits / self._bits(model))))
         require(self, "slots", self.slots <= model.num_experts, f"0 to {model.num_experts} for {model.name}")
         return self.slots
 
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         slots, bits, full = self._slots(model, most_gpu_experts), self._bits(model), float(model.expert_bits)
         staging = model.expert_bytes(bits) if slots == 0 and self.where_missing == "fetch" else 0.0
         if bits == full:

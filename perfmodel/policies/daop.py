@@ -73,7 +73,7 @@ class Daop(HostedExperts):
     def plan_keys(self) -> tuple[str, ...]:
         return COST_KEYS if self.prefill in ("each", "faster") else super().plan_keys
 
-    def _count(self, model: MoEModel, most: int) -> int:
+    def _count(self, model: MoEModel, most: float) -> int:
         if self.gpu_experts is None:
             return self._room(model, most) // len(model.moe_layers)
         require(
@@ -81,7 +81,7 @@ class Daop(HostedExperts):
         )
         return self.gpu_experts
 
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         return self._keeps(model, self._count(model, most_gpu_experts) * len(model.moe_layers))
 
     def plan(self, inputs: PlanInputs) -> Plan:
@@ -102,6 +102,7 @@ class Daop(HostedExperts):
             copies = self._compute_ahead(inputs, hot, picks, table)
         kept: dict[str, Any] = self.residency(model, inputs.most_gpu_experts)._asdict()
         moved = (hot & ~before).sum(axis=(1, 2)).astype(np.float64)
+        stored = moved * (bits / float(model.expert_bits))  # a copy of fewer bits counts as that part of one
         return make_plan(
             self,
             inputs,
@@ -111,7 +112,7 @@ class Daop(HostedExperts):
             overlap="max",
             copies=copies,
             round_trips="layer",
-            migrated_experts=moved,
+            migrated_experts=stored,
             **kept,
             notes=(
                 self.placed_note(inputs, hot),

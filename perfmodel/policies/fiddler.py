@@ -62,14 +62,14 @@ class Fiddler(HostedExperts):
     def plan_keys(self) -> tuple[str, ...]:
         return COST_KEYS if self.costs == "system" else super().plan_keys
 
-    def _count(self, model: MoEModel, most: int) -> int:
+    def _count(self, model: MoEModel, most: float) -> int:
         if self.experts is None:
             return self._room(model, most)
         every = len(model.moe_layers) * model.num_experts
         require(self, "experts", self.experts <= every, f"0 to {every} for {model.name}")
         return self.experts
 
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         return self._keeps(model, self._count(model, most_gpu_experts))
 
     def _costs(self, inputs: PlanInputs, most_tokens: int) -> ExpertCosts:

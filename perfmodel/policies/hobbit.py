@@ -194,7 +194,7 @@ class Hobbit(Policy):
         ]
         return numbers[found.outcome], extra_copies(wrong, table, full)
 
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         for name in ("cache_high", "cache_low"):
             require(
                 self,
@@ -208,12 +208,12 @@ class Hobbit(Policy):
         staging = 0.0 if self.cache_high else model.expert_bytes(full)
         return Residency(float(self.cache_high), low_bytes + staging, (low,))
 
-    def at_capacity(self, model: MoEModel, most_gpu_experts: int) -> "Hobbit":
+    def at_capacity(self, model: MoEModel, most_gpu_experts: float) -> "Hobbit":
         """Everything to the high-precision cache, which serves picks of both precisions.
 
         A byte of it saves 0.67 + 0.30 low / high bytes a request by the published shares, a byte of the low one 0.30.
         """
-        most = max(0, min(most_gpu_experts, model.num_experts))
+        most = max(0, min(int(most_gpu_experts), model.num_experts))
         return dataclasses.replace(self, cache_high=most, cache_low=0)
 
     def plan(self, inputs: PlanInputs) -> Plan:

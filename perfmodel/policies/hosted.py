@@ -21,6 +21,10 @@ class Use(NamedTuple):
     notes: tuple[str, ...]
 
 
+#: Of an expert; room that is a whole number may come out a little below it.
+_ROUNDING = 1e-9
+
+
 @dataclass(frozen=True)
 class HostedExperts(Policy):
     """What policies share that leave experts in host memory, where the CPU runs them."""
@@ -38,17 +42,14 @@ class HostedExperts(Policy):
     def _bits(self, model: MoEModel) -> float:
         return float(model.expert_bits) if self.bits is None else min(self.bits, float(model.expert_bits))
 
-    def _room(self, model: MoEModel, most: int) -> int:
+    def _room(self, model: MoEModel, most: float) -> int:
         """Experts of all layers together that fit beside one that is being copied.
 
-        most : experts a layer that fit the GPU at the stored precision. They are counted a layer, as in every policy,
-            so that policies compared at the same capacity hold equally many.
+        most : experts a layer that the GPU has room for at the stored precision, a part included.
         """
-        layers = len(model.moe_layers)
-        each = max(0, min(model.num_experts, int(most * model.expert_bits / self._bits(model))))
-        if each == model.num_experts:
-            return layers * each
-        return max(0, layers * each - self.copies_experts)
+        layers, experts = len(model.moe_layers), model.num_experts
+        room = max(0, int(min(float(experts), most * model.expert_bits / self._bits(model)) * layers + _ROUNDING))
+        return room if room == layers * experts else max(0, room - self.copies_experts)
 
     def _keeps(self, model: MoEModel, experts: int) -> Residency:
         """Memory for so many experts of all layers together on the GPU."""

@@ -96,13 +96,13 @@ class HybriMoE(HostedExperts):
     def plan_keys(self) -> tuple[str, ...]:
         return COST_KEYS
 
-    def _slots(self, model: MoEModel, most: int) -> int:
+    def _slots(self, model: MoEModel, most: float) -> int:
         if self.slots is None:
             return self._room(model, most) // len(model.moe_layers)
         require(self, "slots", self.slots <= model.num_experts, f"0 to {model.num_experts} for {model.name}")
         return self.slots
 
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         slots = self._slots(model, most_gpu_experts)
         kept = self._keeps(model, slots * len(model.moe_layers))
         # Copies go into the slots, so only a cache of none needs room beside them.
@@ -135,7 +135,8 @@ class HybriMoE(HostedExperts):
             copies=copies,
             fetch="pipelined",
             round_trips="layer",
-            migrated_experts=start.moved,
+            # A copy of fewer bits counts as that part of one.
+            migrated_experts=start.moved * (bits / float(model.expert_bits)),
             **kept,
             notes=(
                 f"{slots} of {model.num_experts} experts a layer cached at {bits:g} bits: {100 * hits / asked:.1f} % of"

@@ -65,10 +65,10 @@ class KTransformers(HostedExperts):
     def plan_keys(self) -> tuple[str, ...]:
         return COST_KEYS if self.prefill in ("each", "faster") else super().plan_keys
 
-    def at_capacity(self, model: MoEModel, most_gpu_experts: int) -> "KTransformers":
+    def at_capacity(self, model: MoEModel, most_gpu_experts: float) -> "KTransformers":
         return dataclasses.replace(self, gpu_experts=None)
 
-    def _count(self, model: MoEModel, most: int) -> int:
+    def _count(self, model: MoEModel, most: float) -> int:
         if self.gpu_experts is None:
             return self._room(model, most) // len(model.moe_layers)
         require(
@@ -76,7 +76,7 @@ class KTransformers(HostedExperts):
         )
         return self.gpu_experts
 
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         require(self, "deferral", self.deferral < model.top_k, f"0 to {model.top_k - 1} for {model.name}")
         return self._keeps(model, self._count(model, most_gpu_experts) * len(model.moe_layers))
 

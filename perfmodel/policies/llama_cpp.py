@@ -85,7 +85,7 @@ class LlamaCpp(HostedExperts):
     def copies_experts(self) -> bool:
         return self.op_offload == "on"
 
-    def _split(self, model: MoEModel, most: int) -> _Split:
+    def _split(self, model: MoEModel, most: float) -> _Split:
         layers, experts = len(model.moe_layers), model.num_experts
         room = self._room(model, most)
         if self.n_cpu_moe is None:
@@ -100,7 +100,7 @@ class LlamaCpp(HostedExperts):
         require(self, "slots", self.slots <= experts, f"0 to {experts} for {model.name}")
         return _Split(on_cpu, self.slots)
 
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         split = self._split(model, most_gpu_experts)
         resident = (len(model.moe_layers) - split.cpu_layers) * model.num_experts + split.cpu_layers * split.slots
         return self._keeps(model, resident)._replace(attention_on=self.trunk, trunk_on=self.trunk)

@@ -48,7 +48,7 @@ class MoEOffloading(CopiedAhead):
         require(self, "slots", self.load == "experts" or self.slots == 0, "0 with load=layers")
         require(self, "predicted", self.load == "experts" or self.predicted == 0, "0 with load=layers")
 
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         kept = super().residency(model, most_gpu_experts, losses)
         if self.load == "experts":
             return kept

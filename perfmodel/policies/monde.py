@@ -90,7 +90,7 @@ class Monde(Policy):
         found = replay_cache(asked, offsets, num_experts, ExpertCache(self.resident, protected=False))
         return np.asarray(found.outcome == HIT_HIGH)
 
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         require(self, "resident", self.resident <= model.num_experts, f"0 to {model.num_experts} for {model.name}")
         copies = self.reading != "all-ndp" and not self.resident
         return Residency(float(self.resident), model.expert_bytes(float(model.expert_bits)) if copies else 0.0, ())

@@ -63,7 +63,7 @@ class Pimoe(Policy):
     def plan_keys(self) -> tuple[str, ...]:
         return COST_KEYS
 
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         count = wanted_gpu_experts(model, most_gpu_experts) if self.gpu_experts is None else self.gpu_experts
         require(self, "gpu_experts", count <= model.num_experts, f"0 to {model.num_experts} for {model.name}")
         staging = 0.0 if count == model.num_experts else model.expert_bytes(float(model.expert_bits))

@@ -137,7 +137,7 @@ class PlacedExperts(Policy):
             return ()
         return (f"no effect: {', '.join(idle)}, as selector={self.selector} searches nothing",)
 
-    def _count(self, model: MoEModel, most: int) -> int:
+    def _count(self, model: MoEModel, most: float) -> int:
         """Experts per layer on the GPU, resolved against the model and the most that fit the GPU."""
         if self.gpu_experts is None:
             return placement.wanted_gpu_experts(model, most)
@@ -168,13 +168,13 @@ class PlacedExperts(Policy):
             )
         return menu
 
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         self._check_floor()
         count = self._count(model, most_gpu_experts)
         return Residency(count, 0.0, tuple(map(float, self._replicas(model, count, losses))))
 
-    def at_capacity(self, model: MoEModel, most_gpu_experts: int) -> Policy:
-        return self if self.gpu_experts is not None else dataclasses.replace(self, gpu_experts=max(0, most_gpu_experts))
+    def at_capacity(self, model: MoEModel, most_gpu_experts: float) -> Policy:
+        return self if self.gpu_experts is not None else dataclasses.replace(self, gpu_experts=max(0, int(most_gpu_experts)))
 
     def _replicas(self, model: MoEModel, count: int, losses: LossTable | None) -> tuple[int, ...]:
         """Widths of which replicas are kept, with so many experts per layer on the GPU."""

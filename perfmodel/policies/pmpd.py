@@ -71,7 +71,7 @@ class Pmpd(Policy):
         """Width of every step of the schedule; the model's own where that is narrower [bit]."""
         return [min(width, float(model.expert_bits)) for width, _ in self.steps()]
 
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         widths, full = self._widths(model), float(model.expert_bits)
         if self.place == "ndp":
             return Residency(0.0, 0.0, tuple(sorted({width for width in widths if width < full})))

@@ -35,7 +35,7 @@ class PreGated(CachedExperts):
     )
     rule: Literal["lru", "lfu"] = option("lru", "which expert the cache evicts")
 
-    def _slots(self, model: MoEModel, most: int) -> int:
+    def _slots(self, model: MoEModel, most: float) -> int:
         if self.slots is not None:
             return super()._slots(model, most)
         experts, layers = model.num_experts, len(model.moe_layers)
@@ -48,7 +48,7 @@ class PreGated(CachedExperts):
         """Active experts of two blocks [byte]."""
         return 2 * model.top_k * model.expert_bytes(self._bits(model))
 
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         kept = super().residency(model, most_gpu_experts, losses)
         slots = self._slots(model, most_gpu_experts)
         if slots == model.num_experts:
@@ -57,7 +57,7 @@ class PreGated(CachedExperts):
         single = 0.0 if slots else model.expert_bytes(self._bits(model))
         return kept._replace(gpu_buffer_bytes=kept.gpu_buffer_bytes - single + self._active_bytes(model))
 
-    def at_capacity(self, model: MoEModel, most_gpu_experts: int) -> "PreGated":
+    def at_capacity(self, model: MoEModel, most_gpu_experts: float) -> "PreGated":
         return dataclasses.replace(self, slots=None)
 
     def _cache(self, model: MoEModel, slots: int) -> ExpertCache:

@@ -26,7 +26,7 @@ class _OneDevice(HostedExperts):
 
     device: ClassVar[Side]
 
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         experts = len(model.moe_layers) * model.num_experts if self.device == "gpu" else 0
         return self._keeps(model, experts)._replace(attention_on=self.device, trunk_on=self.device)
 

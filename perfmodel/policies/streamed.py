@@ -48,7 +48,7 @@ class StreamedExperts(Policy):
         high=EXPERTS,
     )
 
-    def residents(self, model: MoEModel, most_gpu_experts: int) -> int:
+    def residents(self, model: MoEModel, most_gpu_experts: float) -> int:
         """Experts per layer that stay on the GPU."""
         if self.gpu_experts is not None:
             allowed = f"0 to {model.num_experts} for {model.name}"
@@ -56,11 +56,11 @@ class StreamedExperts(Policy):
             return self.gpu_experts
         layers, experts = len(model.moe_layers), model.num_experts
         if most_gpu_experts >= experts or layers <= WINDOW:
-            return max(0, min(experts, most_gpu_experts))
+            return max(0, min(experts, int(most_gpu_experts)))
         # Residents of all layers and the others of two: r L + 2 (E - r) <= most L.
-        return max(0, (most_gpu_experts * layers - WINDOW * experts) // (layers - WINDOW))
+        return max(0, int((most_gpu_experts * layers - WINDOW * experts) / (layers - WINDOW)))
 
-    def residency(self, model: MoEModel, most_gpu_experts: int, losses: LossTable | None = None) -> Residency:
+    def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         return self._kept(model, self.residents(model, most_gpu_experts))
 
     def _kept(self, model: MoEModel, residents: int) -> Residency:

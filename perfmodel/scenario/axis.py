@@ -140,7 +140,9 @@ def _why_not(system: System, policies: Sequence[Policy], name: str) -> str:
     having = [kind.name for kind in POLICIES.values() if has_option(kind, name.removeprefix("policy."))]
     if part == "policy" or having:
         kinds = ", ".join(dict.fromkeys(policy.name for policy in policies))
-        others = f"; {' and '.join(having)} {'has' if len(having) == 1 else 'have'} it" if having else ""
+        *first, last = having or [""]
+        these = f"{', '.join(first)} and {last} have" if first else f"{last} has"
+        others = f"; {these} it" if having else ""
         return f"none of the policies ({kinds}) has this option{others}"
     if part in _PARTS and inner:
         spec = getattr(system, part)

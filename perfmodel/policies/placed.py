@@ -174,7 +174,9 @@ class PlacedExperts(Policy):
         return Residency(count, 0.0, tuple(map(float, self._replicas(model, count, losses))))
 
     def at_capacity(self, model: MoEModel, most_gpu_experts: float) -> Policy:
-        return self if self.gpu_experts is not None else dataclasses.replace(self, gpu_experts=max(0, int(most_gpu_experts)))
+        if self.gpu_experts is not None:
+            return self
+        return dataclasses.replace(self, gpu_experts=max(0, int(most_gpu_experts)))
 
     def _replicas(self, model: MoEModel, count: int, losses: LossTable | None) -> tuple[int, ...]:
         """Widths of which replicas are kept, with so many experts per layer on the GPU."""

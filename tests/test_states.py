@@ -218,9 +218,7 @@ def test_prefill_states_hold_every_selected_expert(run: Run) -> None:
                 tokens = plan.prefill_tokens[s, layer, e]
                 work = plan.classes[plan.prefill_class[s, layer, e]]
                 if tokens:
-                    expected.append(
-                        (work.executor, tokens, work.bits, float(work.quantised), float(work.when))
-                    )
+                    expected.append((work.executor, tokens, work.bits, float(work.quantised), float(work.when)))
             assert sorted(found) == sorted(expected)
             assert (states.row_count[part] == 1).all()
     assert_array_equal(states.state_count, np.bincount(states.state_id.ravel()))

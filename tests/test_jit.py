@@ -89,12 +89,12 @@ def test_a_changed_helper_changes_prices(tmp_path: Path) -> None:
     price = (
         "import numpy as np\n"
         "from perfmodel.kernels.price import copy_times\n"
-        "print(copy_times(np.ones(49), np.arange(0), np.empty((0, 2)), 3.0)[1])\n"
+        "print(copy_times(np.ones(56), np.arange(0), np.empty((0, 2)), 3.0)[1])\n"
     )
-    assert _run(price, root, NUMBA_CACHE_DIR=cache) == _run(price, root, NUMBA_CACHE_DIR=cache) == "5.0"
+    assert _run(price, root, NUMBA_CACHE_DIR=cache) == _run(price, root, NUMBA_CACHE_DIR=cache) == "6.0"
     helper = root / "perfmodel" / "kernels" / "link.py"
     helper.write_text(helper.read_text().replace("return latency_s +", "return 100.0 * latency_s +"))
-    assert _run(price, root, NUMBA_CACHE_DIR=cache) == "104.0"
+    assert _run(price, root, NUMBA_CACHE_DIR=cache) == "204.0"
 
 
 def test_without_a_writable_folder_every_process_compiles(copied: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class CachedExperts(Policy):
 
     @property
     def uploads(self) -> bool:
-        """Whether an expert that missed and ran on the CPU is then copied into the cache, with nobody waiting."""
+        """Whether an expert that missed and ran on the CPU is then copied into the cache behind its layer."""
         return True
 
     @property

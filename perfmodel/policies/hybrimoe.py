@@ -10,7 +10,7 @@ Source: arXiv 2504.05897. Rules, and the readings taken:
   sequence the cache holds what the decode steps of the other sequences use most, if there are any; with
   ``warm=prompt`` what its prompt used most after it. What the prefill has not copied for that is a migration.
 - What enters the cache while decoding is not published in detail. ``admit=all``: every miss; what ran on the CPU is
-  uploaded behind it, with nobody waiting. ``admit=none``: predicted experts only. ``admit=auto``: all where the
+  uploaded behind it. ``admit=none``: predicted experts only. ``admit=auto``: all where the
   simulation hides an upload behind a layer with one miss, else none, which is prefetching by simulated gain.
 - ``predict=gate`` copies ahead what the next gate says early, right with the chance ``accuracy``; all of it, since the
   gain of a single expert depends on what was already resident, and that is not in the table.

@@ -1,4 +1,4 @@
-"""KTransformers: attention and shared experts on the GPU, routed experts on the CPU, some of them deferred.
+"""KTransformers: the CPU runs routed experts, the GPU everything else; some experts are deferred.
 
 Source: KTransformers, SOSP 2025. Rules, and the readings taken where they are not published in full:
 

@@ -10,7 +10,7 @@ Source: ggml-org/llama.cpp, options ``--n-cpu-moe`` and ``--no-op-offload``; the
   ``op_offload=off`` leaves every prompt to the CPU. ``overlap`` computes an expert while the next ones are copied, as
   against copying the layer first.
 - ``cache`` keeps some experts of the CPU layers on the GPU. A pick that misses runs on the CPU, and with ``lru`` and
-  ``lfu`` its expert is then uploaded with nobody waiting. They start with what the prompt used most if that was copied,
+  ``lfu`` its expert is then uploaded behind the layer. They start with what the prompt used most if that was copied,
   else empty. ``static`` holds the experts that the decode steps of the other sequences use most, and never changes.
 - The host takes part in every layer that has work on the CPU; with a cache in every MoE layer, because only the router
   says which experts are there.

@@ -16,6 +16,8 @@ from perfmodel.routing import RoutingTrace, statistics
 Phase = Literal["prefill", "decode"]
 Norm = Literal["sum", "min-max"]
 Side = Literal["gpu", "cpu"]
+#: What is kept behind the link: every expert and its quantised copies, those copies alone, or nothing.
+Behind = Literal["experts", "replicas", "nothing"]
 
 #: Experts per layer on the GPU in the published evaluation, by (layers, experts, hidden size).
 PUBLISHED_GPU_EXPERTS = {(32, 8, 4096): 4, (56, 8, 6144): 2}
@@ -159,6 +161,7 @@ def memory_footprint(
     model: MoEModel,
     replica_bits: Sequence[float],
     *,
+    behind: Behind = "experts",
     copies: int = 1,
     context_tokens: int = 0,
     attention_on: Side = "gpu",
@@ -166,13 +169,14 @@ def memory_footprint(
 ) -> Footprint:
     """Bytes behind the link: every expert at its stored precision, and one copy at each replica width.
 
-    copies : how often the experts are kept: once for every socket that reads its own, 0 for not at all.
+    behind : whether the experts and their copies are kept there, the copies alone, or neither.
+    copies : how often they are kept, once for every socket that reads its own.
     context_tokens, attention_on, trunk_on : what else is there, see `gpu_footprint`.
     """
-    experts = model.num_experts * len(model.moe_layers) * copies
+    experts = model.num_experts * len(model.moe_layers) * copies * (behind != "nothing")
     return Footprint(
         other_weights=_outside(model, "cpu", attention_on, trunk_on),
-        experts=experts * model.expert_bytes(model.expert_bits),
+        experts=experts * model.expert_bytes(model.expert_bits) * (behind == "experts"),
         replicas=sum(experts * model.expert_bytes(bits) for bits in replica_bits),
         kv_cache=float(model.kv_bytes(context_tokens, model.cached_bits)) if attention_on == "cpu" else 0.0,
         buffers=0.0,

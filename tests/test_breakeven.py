@@ -17,6 +17,7 @@ from strategies import mixtral, plain_model, recording, spread_floats
 from perfmodel import reference
 from perfmodel.answers.breakeven import break_even
 from perfmodel.answers.occupancy import Recorded, Uniform
+from perfmodel.cli.breakeven import _text
 from perfmodel.errors import ModelConfigError, PerfModelError, SpecError, TraceError
 from perfmodel.hardware import System, load_system
 from perfmodel.kernels.occupancy import window_occupancy
@@ -133,6 +134,9 @@ def test_break_even_is_the_first_of_a_plain_search(
         if expected is None and gpu_s <= cpu_s:
             expected = tokens
     assert found.batch == expected
+    behind = [n for n in range(1, 25) if np.less(*reversed(sides(model, system, n, binomial(6, 2, n), pipelined)))]
+    never = expected is None or behind[-1:] == [24]
+    assert found.ahead_from == (None if never else max([expected or 0, *(n + 1 for n in behind)]))
     assert (found.at is None) == (expected is None)
     assert [row.tokens for row in found.rows] == [1, 2, 4, 8, 16]
 
@@ -173,6 +177,41 @@ def test_faster_links_lower_it_and_faster_memory_raises_it(name: str, bits: floa
     assert found.batch == own.batch
 
 
+def test_a_faster_link_raises_it_where_activations_outweigh_the_experts() -> None:
+    model = plain_model(hidden_size=4096, expert_size=1, num_experts=2, top_k=1)
+    found = break_even(model, DESKTOP, links=LINKS, ram_gb_per_s=[100], most_batch=64)
+    batches = [cell.batch for cell in found.cells]
+    assert None not in batches
+    assert batches == sorted(set(batches))
+    assert 4 * batches[0] * model.hidden_size > model.expert_bytes(16)
+
+
+@pytest.mark.parametrize(
+    ("ram", "most", "again", "ahead_from"),
+    [
+        (35, 64, True, 11),  # the CPU is faster again at 2 to 10 tokens
+        (35, 8, True, None),
+        (35, 1, False, 1),
+        (5, 64, False, 1),
+    ],
+)
+def test_the_first_crossing_need_not_be_the_last(ram: float, most: int, again: bool, ahead_from: int | None) -> None:
+    # 8 of 256 experts of 44 million weights, as DeepSeek-V3 has them.
+    model = plain_model(hidden_size=7168, expert_size=2048, num_experts=256, top_k=8)
+    system = DESKTOP.with_values({"cpu.dram_bandwidth_gb_per_s": ram}, source="assumed", citation="a test")
+    found = break_even(model, system, bits=4.5, most_batch=most)
+    assert (found.batch, found.ahead_from) == (1, ahead_from)
+    behind = [row.tokens for row in found.rows if row.gpu_side_s > row.cpu_side_s]
+    assert behind == [2, 4, 8] * again
+    said = _text(found)
+    if not again:
+        assert f"the GPU stays ahead at every larger batch up to {most}" in said
+    elif ahead_from is None:
+        assert f"at the largest one, {most}: the GPU does not stay ahead" in said
+    else:
+        assert f"again at some larger batches; the GPU stays ahead from {ahead_from} on, up to {most}" in said
+
+
 def test_a_cell_is_the_system_with_that_link_and_memory() -> None:
     found = break_even("mixtral-8x7b", DESKTOP, bits=4.5, links=["pcie-5.0-x16"], ram_gb_per_s=[100])
     values = {"link.bandwidth_gb_per_s": 63.02, "link.efficiency": 0.8759, "cpu.dram_bandwidth_gb_per_s": 100}
@@ -189,7 +228,7 @@ def test_pipelined_copies_never_raise_it() -> None:
 
 def test_never_is_an_answer() -> None:
     found = break_even("mixtral-8x7b", DESKTOP, most_batch=16)
-    assert (found.batch, found.at, found.most_batch) == (None, None, 16)
+    assert (found.batch, found.at, found.ahead_from, found.most_batch) == (None, None, None, 16)
 
 
 # --- reported cases ---

@@ -143,6 +143,27 @@ def test_fast_kernels_equal_the_general_one(rule: CacheRule, trace: tuple[Any, .
     assert_array_equal(found.kept, kept)
 
 
+@given(traces(most_steps=30, most_experts=9), st.integers(0, 2), st.booleans(), st.data())
+def test_few_slots_for_an_lru_cache_need_no_general_kernel(
+    trace: tuple[Any, ...], slots: int, everywhere: bool, data: st.DataObject
+) -> None:
+    ids, offsets, experts, _ = trace
+    cache = ExpertCache(min(slots, ids.shape[2] - 1), "lru", "global" if everywhere else "layer")
+    initial = data.draw(loaded(trace))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("perfmodel.caches.replay.replay", None)
+        found = replay_cache(ids, offsets, experts, cache, initial=initial)
+    same(found, plain_replay(ids, offsets, experts, cache, initial=initial))
+
+
+def test_what_is_loaded_twice_takes_one_slot() -> None:
+    ids = np.array([[[1]], [[0]]], np.uint16)
+    for many in (0, 300):
+        cache, initial = ExpertCache(2), np.array([[[0, 0, 1]]], np.uint16)
+        found = replay_cache(ids, np.array([0, 2]), 2 + many, cache, initial=initial)
+        assert (found.outcome == HIT_HIGH).all()
+
+
 @pytest.mark.parametrize("experts", [8, 9, 64, 128, 300])
 @pytest.mark.parametrize("protected", [False, True])
 def test_larger_traces_equal_a_plain_cache(experts: int, protected: bool) -> None:

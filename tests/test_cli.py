@@ -599,6 +599,26 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     assert errors == b""
 
 
+INTERRUPTED = """
+import os, signal, sys, threading
+from perfmodel.cli import main
+
+stop = threading.Timer(float(sys.argv[1]), os.kill, (os.getpid(), signal.SIGINT))
+stop.daemon = True
+stop.start()
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize("seconds", ["0.3", "0.8", "1.4"])
+def test_an_interrupt_is_one_line(seconds: str, tmp_path: Path) -> None:
+    """While modules are imported, kernels are loaded, and policies are priced."""
+    machine = ("--model", "mixtral-8x7b", "--system", "rtx4090-pcie4-cpu")
+    done = process(seconds, "rank", *machine, cwd=tmp_path, code=INTERRUPTED)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "perfmodel: interrupted\n")
+
+
 # The library's own front door
 
 

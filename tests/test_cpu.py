@@ -189,9 +189,31 @@ def test_refused_values(values: dict[str, object], words: list[str]) -> None:
 
 
 def test_populated_channels_need_the_number_of_channels() -> None:
-    desk = load_system("rtx4090-pcie4")
+    cloud = load_system("t4-pcie3")
     with pytest.raises(SpecError, match="populated_channels needs memory_channels"):
-        desk.with_values({"cpu.populated_channels": 1})
+        cloud.with_values({"cpu.populated_channels": 1})
+
+
+def test_channels_that_do_not_count_as_one_may_think_are_flagged() -> None:
+    cloud = load_system("t4-pcie3")
+    assert cloud.flags == ()
+    more = cloud.with_values({"cpu.memory_channels": 4})
+    assert more.cpu is not None
+    assert cloud.cpu is not None
+    assert rate(more.cpu) == rate(cloud.cpu)
+    (flag,) = more.flags
+    assert flag.startswith("cpu.memory_channels 4 of xeon-cloud-24 changes nothing without cpu.populated_channels")
+    assert more.with_values({"cpu.populated_channels": 4}).flags == ()
+    desk = load_system("rtx4090-pcie4-cpu")
+    assert desk.flags == ()
+    wider = desk.with_values({"cpu.memory_channels": 4})
+    assert wider.cpu is not None
+    assert desk.cpu is not None
+    assert rate(wider.cpu) == rate(desk.cpu) / 2
+    (flag,) = wider.flags
+    assert flag.startswith(
+        "cpu.populated_channels 2 of 4 of ryzen-9950x: 2/4 of cpu.dram_bandwidth_gb_per_s is counted"
+    )
 
 
 # --- points ---

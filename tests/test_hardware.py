@@ -624,7 +624,6 @@ def test_base_systems(toml):
     base = load_system(toml(head + 'base = "h100-cxl-ndp"'))
     assert base.name == "mine"
     assert base.content_hash() == load_system("h100-cxl-ndp").content_hash()
-    refuse(lambda: load_system(toml(head + 'base = "h100-cxl-ndp"\ngpu = "h200"')), "base", "gpu")
     refuse(lambda: load_system(toml(head + 'base = "h100-sxm"')), "base", "gpu spec")
     refuse(lambda: load_system(toml(head + "base = 3")), "base")
     refuse(lambda: load_system(toml(head)), "gpu", "missing")
@@ -632,6 +631,37 @@ def test_base_systems(toml):
     loop = toml(head + 'base = "one.toml"', "two.toml")
     refuse(lambda: load_system(loop), "base", "one.toml", "same file")
     refuse(lambda: load_system(toml(head + 'base = "self.toml"', "self.toml")), "self.toml", "same file")
+
+
+def test_parts_beside_a_base_replace_its_own(toml):
+    head = 'kind = "system"\nname = "mine"\ndescription = "my system"\n'
+    source = '{ source = "calibrated", citation = "fit" }'
+    fitted = (
+        'base = "h100-cxl-ndp"\n'
+        'overrides = { "gpu.memory_efficiency" = 0.5, "link.bandwidth_gb_per_s" = 500, "ndp.arrays" = 7 }\n'
+        f'[override_sources]\n"gpu.memory_efficiency" = {source}\n"link.bandwidth_gb_per_s" = {source}\n'
+        f'"ndp.arrays" = {source}\n'
+    )
+    base = load_system(toml(head + fitted, "base.toml"))
+    assert list(base.stated_peaks) == ["link.bandwidth_gb_per_s"]
+    swap = head + 'base = "base.toml"\ngpu = "h200"\nlink = "pcie-5.0-x16"\nhost = "measured"\n'
+    swapped = load_system(toml(swap))
+    # New parts come as their own files state them, without the overrides of the base; the others stay as they were.
+    assert (swapped.gpu, swapped.link, swapped.host) == tuple(map(load_spec, ("h200", "pcie-5.0-x16", "measured")))
+    assert (swapped.ndp, swapped.cpu) == (base.ndp, base.cpu)
+    assert swapped.get("ndp.arrays") == 7
+    assert swapped.stated_peaks == {}
+    over = (
+        swap
+        + f'overrides = {{ "link.bandwidth_gb_per_s" = 70 }}\n[override_sources]\n"link.bandwidth_gb_per_s" = {source}'
+    )
+    last = load_system(toml(over))
+    assert last.get("link.bandwidth_gb_per_s") == 70
+    assert last.stated_peaks["link.bandwidth_gb_per_s"].value == load_spec("pcie-5.0-x16").bandwidth_gb_per_s
+    refuse(lambda: load_system(toml(swap.replace('"h200"', '"h201"'))), "file.toml", "gpu", "h201")
+    refuse(lambda: load_system(toml(swap.replace('"h200"', "3"))), "file.toml", "gpu", "3")
+    refuse(lambda: load_system(toml(swap.replace('"h200"', '{ kind = "gpu" }'))), "file.toml", "gpu", "missing")
+    refuse(lambda: load_system(toml(swap.replace('"measured"', '"h200"'))), "file.toml", "host", "gpu spec")
 
 
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=3, max_size=60)

@@ -262,3 +262,48 @@ def test_read_only_types_accept_both_kinds() -> None:
     assert first(values) == 3.0
     values.flags.writeable = False
     assert first(values) == 3.0
+
+
+SLOW = """
+import os, signal, sys, threading, time
+import numba
+import numpy as np
+from perfmodel.kernels._jit import Kernel
+
+def root_sum(n):
+    result = 0.0
+    for i in range(n):
+        result += np.sqrt(i)
+    return np.zeros(3), result
+
+slow = Kernel(root_sum, lambda: numba.njit("Tuple((float64[::1], float64))(int64)", nogil=True)(root_sum))
+slow(1)  # compiles
+started = time.perf_counter()
+slow(10_000_000)
+rounds = int(10_000_000 * 0.6 / (time.perf_counter() - started))
+thread = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+thread.start()
+try:
+    slow(rounds)
+    time.sleep(5)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_an_interrupt_while_compiled_code_runs_is_an_interrupt() -> None:
+    """Compiled code that wraps up a tuple turns it into a SystemError."""
+    assert _run(SLOW, PACKAGE.parent) == "interrupted"
+
+
+def test_only_interrupts_are_taken_for_interrupts() -> None:
+    def kernel(cause: BaseException) -> None:
+        raise SystemError("returned a result with an exception set") from cause
+
+    made = _jit.Kernel(kernel, lambda: kernel)
+    with pytest.raises(KeyboardInterrupt) as stop:
+        made(KeyboardInterrupt())
+    assert stop.value.__suppress_context__
+    with pytest.raises(SystemError):
+        made(ValueError())

@@ -931,6 +931,7 @@ def test_the_keys_that_a_plan_reads() -> None:
         "hobbit": set(),
     }
     capacities = {"gpu.memory_capacity_gb", "ndp.capacity_gb", "cpu.memory_capacity_gb", "host.pinned_memory_gb"}
+    capacities |= {"cpu.sockets", "cpu.numa"}
     assert {text: set(parse_policy(text).plan_keys) for text in expected} == {
         text: capacities | keys for text, keys in expected.items()
     }
@@ -1025,8 +1026,8 @@ def test_a_floor_above_the_default_mean_says_what_to_give() -> None:
     model = plain_model()
     trace = small_trace(model, [(9, 6)])
     for text, words in (
-        ("min_bits=4", "found 3.0, allowed 4 with min_bits=4; it is 3 by default, so give mean_bits=4"),
-        ("min_bits=4,mean_bits=2", "found 2.0, allowed 4 with min_bits=4"),
+        ("min_bits=4", "found 3, allowed 4 with min_bits=4; it is 3 by default, so give mean_bits=4"),
+        ("min_bits=4,mean_bits=2", "found 2, allowed 4 with min_bits=4"),
     ):
         with pytest.raises(PolicyError) as error:
             plan_run(model, NDP_SYSTEM, trace, f"context-aware:{text}")

@@ -106,14 +106,38 @@ def test_the_same_trace_and_seed_give_the_same_plan(run: Run) -> None:
         assert_array_equal(again.copies, run.plan.copies)
 
 
+def with_prompts_that_use_everything(trace: RoutingTrace) -> RoutingTrace:
+    """The same decode steps after prompts in which every expert of every layer is picked."""
+    experts, width = trace.num_experts, trace.top_k
+    rounds = -(-experts // width)
+    prompt = (np.arange(rounds * width) % experts).reshape(rounds, 1, width).repeat(trace.num_layers, axis=1)
+    rows = [part for s in range(trace.num_sequences) for part in (prompt, trace.topk_ids[trace.decode_slice(s)])]
+    lengths = trace.sequence_lengths - trace.prompt_len + rounds
+    weights = trace.topk_weights
+    if weights is not None:
+        ones = np.full(prompt.shape, 1.0 / width, weights.dtype)
+        parts = [part for s in range(trace.num_sequences) for part in (ones, weights[trace.decode_slice(s)])]
+        weights = np.concatenate(parts)
+    return dataclasses.replace(
+        trace,
+        topk_ids=np.concatenate(rows).astype(trace.topk_ids.dtype),
+        topk_weights=weights,
+        sequence_offsets=np.concatenate(([0], np.cumsum(lengths))),
+        prompt_len=np.full(trace.num_sequences, rounds),
+    )
+
+
 @settings(max_examples=40)
 @given(st.data())
 def test_with_room_for_all_experts_and_a_warm_start_all_are_resident(data: st.DataObject) -> None:
     model = data.draw(models())
     trace = data.draw(traces(model, min_sequences=2, prefill=True))
     every, name = model.num_experts, data.draw(st.sampled_from(NAMES))
-    room = f"cache_high={every},prefetch_accuracy=0.9" if name == "hobbit" else f"slots={every},bits=auto"
-    run = plan_run(model, data.draw(systems()), trace, f"{name}:{room},warm=prompt")
+    room = f"slots={every},bits=auto,warm=filled"
+    if name == "hobbit":  # starts with what the prompt used, so here the prompt is as if it had used everything
+        trace = with_prompts_that_use_everything(trace)
+        room = f"cache_high={every},prefetch_accuracy=0.9,warm=prompt"
+    run = plan_run(model, data.draw(systems()), trace, f"{name}:{room}")
     plan = dataclasses.replace(
         run.plan,
         classes=(WorkClass(Executor.GPU, float(model.expert_bits)), WorkClass(Executor.SKIP, 16.0)),
@@ -195,7 +219,8 @@ def plain_ahead(run: Run) -> tuple[list[list[list[str]]], np.ndarray]:
             cache: list[int] = []  # the least recently used first
             if values["warm"] == "prompt" and trace.has_prefill:
                 used = Counter(trace.topk_ids[trace.prefill_slice(s), layer].ravel().tolist())
-                ranked = sorted(range(run.model.num_experts), key=lambda expert: (-used[expert], expert))
+                copied = [expert for expert in range(run.model.num_experts) if used[expert]]
+                ranked = sorted(copied, key=lambda expert: (-used[expert], expert))
                 cache = ranked[:slots][::-1]
             for t in range(start, stop):
                 picked = [expert for expert in ids[t, layer].tolist() if expert < run.model.num_experts]
@@ -380,8 +405,8 @@ def test_aborted_copies_and_exact_copies_pay_off() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("moe-offloading:load=layers", "option slots: found None, allowed 0 with load=layers"),
-        ("moe-offloading:load=layers,slots=0", "option predicted: found None, allowed 0 with load=layers"),
+        ("moe-offloading:load=layers", "option slots: found auto, allowed 0 with load=layers"),
+        ("moe-offloading:load=layers,slots=0", "option predicted: found auto, allowed 0 with load=layers"),
         ("moe-offloading:bits=0.5", "option bits: found 0.5, allowed 1 to 32"),
         ("moe-offloading:accuracy=1.5", "option accuracy: found 1.5, allowed 0 to 1"),
         ("moe-offloading:predicted=3", "option predicted: found 3, allowed 0 to 2 | auto"),
@@ -401,6 +426,33 @@ def test_bad_options_are_refused_in_one_line(text: str, message: str) -> None:
         plan_run(mixtral(), NDP_SYSTEM, recording(), text, output=2)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_no_more_experts_are_foretold_than_a_byte_counts() -> None:
+    model = plain_model(num_experts=300, hidden_size=4, expert_size=4)
+    trace = small_trace(model, [(3, 4), (2, 5)])
+    refusal = "option predicted: found {}, allowed 0 to 255 for plain"
+    for predicted in (256, 300):
+        with pytest.raises(PolicyError, match=refusal.format(predicted)):
+            plan_run(model, DESKTOP, trace, f"moe-infinity:slots=2,predicted={predicted}")
+    run = plan_run(model, DESKTOP, trace, "moe-infinity:slots=2,predicted=255")
+    assert oracle.largest_difference(run.price(), oracle.per_pick(run)) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["moe-offloading", "promoe"])
+def test_no_more_picks_are_foretold_than_a_byte_counts(name: str) -> None:
+    model = plain_model(num_experts=300, top_k=260, hidden_size=4, expert_size=4)
+    trace = small_trace(model, [(1, 2), (1, 2)])
+    for predicted in ("auto", "256"):
+        with pytest.raises(PolicyError, match=f"option predicted: found {predicted}, allowed 0 to 255$"):
+            plan_run(model, DESKTOP, trace, f"{name}:predicted={predicted}")
+    run = plan_run(model, DESKTOP, trace, f"{name}:slots=0,predicted=255,accuracy=0")
+    assert oracle.largest_difference(run.price(), oracle.per_pick(run)) <= 1e-12
+
+
+def test_limits_are_shown_in_full() -> None:
+    with pytest.raises(PolicyError, match=r"option seed: found -1, allowed 0 to 4294967295$"):
+        parse_policy("moe-offloading:seed=-1")
 
 
 def test_nothing_is_foretold_without_anything_to_learn_from() -> None:

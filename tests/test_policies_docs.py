@@ -5,16 +5,20 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import run
 from strategies import NDP_SYSTEM, mixtral, recording
-from test_policies_adaptive import KNOWN, WINDOW, joined, synthetic, token_s, windows
+from test_policies_adaptive import KNOWN, WINDOWS, joined, switching, synthetic, token_s, windows
 from test_policies_cached import stored_at
 
 from perfmodel.hardware import list_specs, load_system
+from perfmodel.model import MoEModel
 from perfmodel.policies import POLICIES, parse_policy
 from perfmodel.policies.base import CAPACITY_KEYS, SPLIT_KEYS
 from perfmodel.policies.costs import COST_KEYS
+from perfmodel.routing import RoutingTrace
+from perfmodel.routing.synthetic import MIXTRAL_SKEW, generate
 from perfmodel.run import plan_run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -185,15 +189,17 @@ def shown(values: list[float], decimals: int = 2) -> list[str]:
 
 def test_adapting() -> None:
     traces = [
-        joined(synthetic(11), [(0, 1), (2, 3), (4, 5)]),
-        joined(synthetic(12), [(0, 1), (2, 3), (4, 5)]),
+        switching(11, 512, 512),
+        switching(12, 512, 512),
+        switching(11, 200, 300),
+        switching(11, 200, 128),
         joined(recording(), [(5, 1), (2, 1), (1, 5), (0, 1)]),
     ]
     for trace, (_, *cells) in zip(traces, rows("trace with a change of topic"), strict=True):
         fixed, adaptive = (token_s(trace, f"{name}:selector=full") for name in ("context-aware", "adaptive"))
-        known = token_s(windows(trace, WINDOW), KNOWN)
-        share = f"{100 * (fixed - adaptive) / (fixed - known):.0f}"
-        assert cells == [*shown([1e3 * fixed, 1e3 * known, 1e3 * adaptive]), share]
+        known = [token_s(windows(trace, window), KNOWN) for window in WINDOWS]
+        shares = [f"{100 * (fixed - adaptive) / (fixed - one):.0f}" for one in known]
+        assert cells == [*shown([1e3 * one for one in (fixed, *known, adaptive)]), *shares]
     ratios = {
         bits: [
             token_s(trace, f"adaptive:{bits}") / token_s(trace, f"context-aware:{bits}")
@@ -205,3 +211,47 @@ def test_adapting() -> None:
     assert f"it takes {min(full):.2f} to {max(full):.2f} of the time of the fixed placement" in PLAIN
     assert set(shown(few, 3)) == {"1.000"}
     assert "and at 3 bits 1.000:" in PLAIN
+
+
+# --- copies beside computing ---
+
+
+def _longer(model: MoEModel, system: str, trace: RoutingTrace, policy: str) -> float:
+    """How much longer a token takes with all copies before computing [%]."""
+    before, pipelined = (
+        plan_run(model, load_system(system), trace, f"{policy},fetch={fetch}").price().tpot_mean_s
+        for fetch in ("before", "pipelined")
+    )
+    return 100 * (before / pipelined - 1)
+
+
+def _ranges() -> list[list[int]]:
+    """Percentages that the page states of copies before computing: two ranges and an upper end."""
+    (said,) = re.findall(r"\*\*Copies beside computing\.\*\* (.*?) \*\*Belady", PLAIN)
+    return [[int(end) for end in re.findall(r"\d+", one)] for one in re.findall(r"\d+ to \d+ %|up to \d+ %", said)]
+
+
+def test_copies_before_computing_with_mixtral() -> None:
+    model = stored_at(4.5)
+    found = [
+        _longer(model, system, recording(), f"expert-cache:slots={slots}")
+        for system in ("rtx4090-pcie4-cpu", "h100-pcie5-cpu")
+        for slots in (0, 2, 4, 6)
+    ]
+    assert np.rint([min(found), max(found)]).tolist() == _ranges()[0]
+    for misses in ("expert-cache:misses=cpu,slots=4", "expert-cache:misses=cpu,slots=0"):
+        assert _longer(model, "rtx4090-pcie4-cpu", recording(), misses) == 0
+
+
+def test_copies_before_computing_with_many_small_experts(shared: Path) -> None:
+    model = MoEModel.from_config(shared / "configs" / "Qwen__Qwen3-30B-A3B")
+    model = dataclasses.replace(model, storage=model.storage.override("expert=q4_k"))
+    trace = generate(2, 32, 128, 48, 128, 8, seed=3, **MIXTRAL_SKEW._asdict())
+    found = [
+        _longer(model, system, trace, f"expert-cache:slots={slots}")
+        for system in ("rtx4090-pcie4-cpu", "h100-pcie5-cpu")
+        for slots in (0, 16, 32, 64)
+    ]
+    _, small, (most,) = _ranges()
+    assert np.rint([min(found), max(found)]).tolist() == small
+    assert round(_longer(model, "rtx5070-7950x", trace, "expert-cache:slots=16")) == most

@@ -21,6 +21,7 @@ from perfmodel.hardware import System, load_spec, load_system
 from perfmodel.kernels.schedule import hybrid_split
 from perfmodel.model import MoEModel
 from perfmodel.policies import Executor, PlanInputs, When, parse_policy
+from perfmodel.policies.base import Residency
 from perfmodel.policies.costs import expert_costs
 from perfmodel.policies.hosted import most_used
 from perfmodel.routing import RoutingTrace, statistics
@@ -142,7 +143,7 @@ def test_residency_is_what_the_plan_keeps_and_never_more_than_fits(run: Run) -> 
     plan = run.plan
     inputs = PlanInputs(run.model, run.system, run.replay, None)
     kept = run.policy.residency(run.model, inputs.most_gpu_experts)
-    assert kept == (plan.gpu_experts, plan.gpu_buffer_bytes, plan.replica_bits, plan.attention_on, plan.trunk_on)
+    assert kept == Residency(**{name: getattr(plan, name) for name in Residency._fields})
     # Never more residents of a layer in a step than the memory of all layers holds.
     held = plan.gpu_experts * len(run.model.moe_layers)
     held += plan.gpu_buffer_bytes / run.model.expert_bytes(plan.classes[0].bits)

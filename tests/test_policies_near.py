@@ -13,8 +13,9 @@ from perfmodel import oracle
 from perfmodel.errors import PolicyError
 from perfmodel.hardware import load_system
 from perfmodel.model import MoEModel
+from perfmodel.placement import gpu_footprint, gpu_room, wanted_gpu_experts
 from perfmodel.policies import Executor, WorkClass, footprints, parse_policy
-from perfmodel.policies.base import PlanInputs
+from perfmodel.policies.base import ClassTable, PlanInputs
 from perfmodel.policies.costs import expert_costs
 from perfmodel.run import Run, plan_run
 
@@ -203,3 +204,51 @@ def test_monde_is_no_slower_than_moving_parameters() -> None:
     assert balanced.ttft_s is not None
     assert balanced.tpot_mean_s <= plain.tpot_mean_s < moving.tpot_mean_s
     assert balanced.ttft_s <= plain.ttft_s < moving.ttft_s
+
+
+@given(st.data())
+def test_pimoe_by_default_keeps_what_fits_beside_a_copy(data: st.DataObject) -> None:
+    model = data.draw(models())
+    layers = len(model.moe_layers)
+    each = model.expert_bytes(float(model.expert_bits))
+    room = data.draw(st.integers(1, layers * model.num_experts)) + data.draw(st.sampled_from([0.0, 0.5]))
+    fixed = gpu_footprint(model, 0, 0).total
+    kept = parse_policy("pimoe").residency(model, gpu_room(model, fixed + room * each, 0))
+    needed = kept.gpu_experts * layers * each + kept.gpu_buffer_bytes
+    assert needed <= room * each * (1 + 1e-12)
+    every = room >= layers * model.num_experts
+    most = max(n for n in range(model.num_experts + 1) if every or n * layers + 1 <= room)
+    assert kept.gpu_experts == wanted_gpu_experts(model, most)
+
+
+def test_pimoe_is_not_refused_where_fewer_experts_fit() -> None:
+    model = plain_model(num_experts=8)
+    trace = small_trace(model, [(4, 6)])
+    # Three experts in every one of three layers would fill the memory, and leave no room for one in copy.
+    each, fixed = model.expert_bytes(16), gpu_footprint(model, 0, 10).total
+    gpu = NDP_SYSTEM.gpu.model_copy(update={"memory_capacity_gb": (fixed + 9.5 * each) / 1e9})
+    system = NDP_SYSTEM.model_copy(update={"gpu": gpu})
+    assert plan_run(model, system, trace, "pimoe").plan.gpu_experts == 2
+    assert plan_run(model, system, trace, "pimoe:gpu_experts=2").plan.gpu_experts == 2
+
+
+@pytest.mark.parametrize(("steps", "refused"), [(254, False), (255, True), (300, True)])
+def test_a_schedule_has_no_more_widths_than_a_plan_can_tell_apart(steps: int, refused: bool) -> None:
+    schedule = "/".join(f"{16 - 0.01 * i:.2f}@{i}" for i in range(steps))
+    if refused:
+        with pytest.raises(PolicyError, match=rf"option schedule: found {steps} steps, allowed at most 254 steps$"):
+            parse_policy(f"pmpd:schedule={schedule}")
+        return
+    model = plain_model(num_experts=4, bits=16.0)
+    run = plan_run(model, NDP_SYSTEM, small_trace(model, [(2, 260)], unassigned=0.3), f"pmpd:schedule={schedule}")
+    assert len(run.plan.classes) == steps + 1
+    assert oracle.largest_difference(run.price(), oracle.per_pick(run)) <= 1e-12
+
+
+def test_a_plan_has_at_most_255_classes() -> None:
+    table = ClassTable()
+    for i in range(255):
+        assert table.number(WorkClass(Executor.GPU, 1 + i)) == i
+    assert table.number(WorkClass(Executor.GPU, 1)) == 0
+    with pytest.raises(PolicyError, match=r"^found more than 255 kinds of work in a plan, allowed 255$"):
+        table.number(WorkClass(Executor.NDP, 1))

@@ -1,4 +1,4 @@
-"""Systems that page all experts through the GPU."""
+"""Systems that page all experts through the GPU, and what policies keep in host memory."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from strategies import models, plain_model, small_trace, traces
 
 from perfmodel import oracle
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, PlacementError
 from perfmodel.hardware import load_system
 from perfmodel.policies import Executor, When
 from perfmodel.run import Run, plan_run
@@ -102,3 +102,68 @@ def test_fluxmoe_keeps_the_fewest_that_load_as_fast_as_they_compute() -> None:
     assert kept == sorted(kept, reverse=True)
     assert kept[0] == 6
     assert kept[-1] == 0
+
+
+# --- what is behind the link ---
+
+
+def test_policies_of_one_width_keep_no_full_precision_behind_the_link() -> None:
+    model = plain_model(num_layers=4, num_experts=8)
+    trace = small_trace(model, [(3, 4), (2, 3)])
+    whole = 4 * 8 * model.expert_bytes(16) * SYSTEM.cpu.expert_copies
+    names = ("expert-cache", "moe-offloading", "fiddler", "ktransformers", "hybrimoe", "daop", "llama-cpp", "all-cpu")
+    for name in names:
+        behind = plan_run(model, SYSTEM, trace, f"{name}:bits=4").memory()["host"]
+        assert behind["experts"] + behind["replicas"] == pytest.approx(whole / 4), name
+    for text in ("all-resident:bits=4", "pmpd"):
+        behind = plan_run(model, SYSTEM, trace, text).memory()["host"]
+        assert behind["experts"] + behind["replicas"] == 0, text
+    behind = plan_run(model, SYSTEM, trace, "hobbit:low_bits=4").memory()["host"]
+    assert behind["experts"] + behind["replicas"] == pytest.approx(whole * 1.25)
+
+
+def test_what_must_be_pinned_is_what_is_stored() -> None:
+    model = plain_model(num_layers=4, num_experts=8)
+    trace = small_trace(model, [(3, 4), (2, 3)])
+    stored = {
+        "fluxmoe": 16, "moe-lightning": 16, "promoe:slots=1": 16, "moe-offloading:slots=2": 4, "hybrimoe:bits=4,slots=2,admit=all": 4,
+        "daop:bits=4,gpu_experts=4,prefill=fetch": 4, "expert-cache:slots=2,misses=cpu,bits=8": 8,
+        "hobbit:low_bits=4": 20,
+    }  # fmt: skip
+    for text, bits in stored.items():
+        needed = 4 * 8 * model.expert_bytes(16) * bits / 16 / 1e9
+        for share, fits in ((1.001, True), (0.999, False)):
+            host = SYSTEM.host.model_copy(update={"pinned_memory_gb": needed * share})
+            system = SYSTEM.model_copy(update={"host": host})
+            if fits:
+                plan_run(model, system, trace, text)
+            else:
+                with pytest.raises(PlacementError, match="pinned"):
+                    plan_run(model, system, trace, text)
+
+
+@given(st.data())
+def test_a_warm_cache_holds_only_what_was_copied(data: st.DataObject) -> None:
+    model = data.draw(models(max_experts=6))
+    trace = data.draw(traces(model, prefill=True))
+    mode = data.draw(st.sampled_from(["fetch", "cpu", "each"]))
+    text = f"expert-cache:slots={data.draw(st.integers(0, model.num_experts))},prefill={mode}"
+    run = plan_run(model, SYSTEM, trace, f"{text},warm=prompt")
+    plan = run.plan
+    assert plan.prefill_class is not None
+    assert plan.prefill_tokens is not None
+    for s in range(trace.num_sequences):
+        first = int(plan.offsets[s])
+        for layer in range(plan.picks.shape[1]):
+            for expert, number in zip(run.replay.decode_ids[first, layer], plan.picks[first, layer], strict=True):
+                if plan.classes[number].executor == Executor.GPU:
+                    assert plan.prefill_tokens[s, layer, expert] > 0
+                    assert plan.classes[plan.prefill_class[s, layer, expert]].executor == Executor.FETCH
+    filled = plan_run(model, SYSTEM, run.replay, f"{text},warm=filled").plan
+    copied = sum(
+        plan.classes[number].executor == Executor.FETCH and tokens > 0
+        for number, tokens in zip(plan.prefill_class.ravel(), plan.prefill_tokens.ravel(), strict=True)
+    )
+    slots = int(filled.gpu_experts) * plan.picks.shape[1] * trace.num_sequences
+    assert max(0, slots - copied) <= filled.migrated_experts.sum() <= slots
+    assert plan.migrated_experts.sum() == 0

@@ -14,15 +14,26 @@ from hypothesis import strategies as st
 import perfmodel
 from perfmodel import POLICIES, MoEModel, PerfModelError, RoutingTrace, evaluate, load_system, plan_run
 from perfmodel.answers.cache_bound import belady_hit_rate, cache_size
-from perfmodel.answers.ranking import MEMORY_KEY, Ranking, Refused, at_capacity, grouped
+from perfmodel.answers.ranking import MEMORY_KEY, Ranking, Refused, at_capacity, grouped, sort_metric
+from perfmodel.cli.rank import ranking as ranking_text
 from perfmodel.evaluation import METRICS
 from perfmodel.policies import PlanInputs, parse_policy
 from perfmodel.run import make_replay
 
 MODEL, TRACE = "mixtral-8x7b", "tiny-mixtral-32l-mini"
 SHORT = {"prompt": 24, "output": 24}
+FEW = ("--prompt", 8, "--output", 8)
 NEAR, DESKTOP, SERVER = "h100-cxl-ndp", "rtx4090-pcie4-cpu", "h100-pcie5-cpu"
-CACHES = ("expert-cache", "expert-cache:rule=lfu,scope=global", "hobbit", "hybrimoe", "llama-cpp:cache=lru")
+CACHES = (
+    "expert-cache",
+    "expert-cache:rule=lfu,scope=global",
+    "hobbit",
+    "hobbit:warm=prompt",
+    "hybrimoe",
+    "hybrimoe:warm=empty",
+    "llama-cpp:cache=lru",
+    "llama-cpp:cache=static",
+)
 
 
 @pytest.fixture(scope="module")
@@ -150,10 +161,8 @@ def test_the_bound_is_the_hit_rate_of_a_belady_cache(slots: int, scope: str, war
     np.testing.assert_allclose(belady_hit_rate(size, inputs), run.hit_rates.own, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize(
-    "text", ["monde", "context-aware", "llama-cpp", "llama-cpp:cache=static", "hybrimoe:warm=empty", "all-cpu"]
-)
-def test_what_is_no_cache_or_starts_otherwise_has_no_bound(text: str) -> None:
+@pytest.mark.parametrize("text", ["monde", "context-aware", "llama-cpp", "all-cpu"])
+def test_what_is_no_cache_has_no_bound(text: str) -> None:
     assert cache_size(parse_policy(text), inputs_of(SERVER)) is None
 
 
@@ -172,13 +181,40 @@ def test_no_policy_applies() -> None:
         perfmodel.rank(MODEL, "rtx4090-pcie4", TRACE, ["monde", "static", "all-resident"], **SHORT)  # type: ignore[arg-type]
     text = str(caught.value)
     assert "no policy applies" in text
-    assert re.search(r"monde, static: runs experts on a near-data device.*all-resident: .*does not fit", text)
+    # Those of memory first, as more memory may help; nobody's default options are spelled.
+    assert re.search(r"all-resident: .*does not fit.*monde, static: runs experts on a near-data device", text)
     assert "\n" not in text
 
 
 def test_reasons_are_grouped() -> None:
     refused = [Refused("a:x=1", "policy a runs"), Refused("b", "other"), Refused("c", "policy c runs")]
     assert grouped(refused) == [(("a:x=1", "c"), "runs"), (("b",), "other")]
+    same = [Refused("a", "a copies too much"), Refused("ab", "ab copies too much"), Refused("b", "a copies")]
+    assert grouped(same) == [(("a", "ab"), "copies too much"), (("b",), "a copies")]
+
+
+def test_reasons_of_all_take_a_line_each() -> None:
+    texts = "monde;hobbit;context-aware;expert-cache;all-resident"
+    answer = run("rank", "--model", MODEL, "--system", DESKTOP, "--memory-budget", 1, "--policies", texts, *FEW)
+    lines = answer.err.splitlines()
+    assert (answer.code, answer.out) == (2, "")
+    assert lines[0] == f"perfmodel: error: rank: no policy applies to {MODEL} on {DESKTOP}"
+    assert len(lines) > 2
+    assert "does not fit" in lines[1]
+    assert "near-data" in lines[-1]
+    assert max(map(len, lines)) <= 310
+    assert "slots=" not in answer.err
+
+
+def test_reasons_do_not_spell_default_options() -> None:
+    machine = load_system(SERVER).with_values({"host.pinned_memory_gb": 1.0}) if load_system(SERVER).host else None
+    if machine is None:
+        pytest.skip("the system has no host part")
+    found = perfmodel.rank(MODEL, machine, TRACE, ["moe-lightning", "all-cpu"], **SHORT)  # type: ignore[arg-type]
+    (refused,) = found.refused
+    assert refused.memory
+    assert "pinned" in refused.reason
+    assert "=" not in refused.reason.partition("; ")[0]
 
 
 def test_a_metric_that_nobody_has(shared: Path) -> None:
@@ -197,12 +233,21 @@ def test_a_metric_that_nobody_has(shared: Path) -> None:
     ("more", "words"),
     [
         (("--by", "hit_rate"), ["hit_rate", "does not predict speed"]),
-        (("--by", "tpot"), ["metric", "tpot_mean_s"]),
+        (("--by", "tpot"), ["metric", "tpot_ms"]),
+        (("--by", "tokps"), ["tok_per_s"]),
+        (("--bits", "0.5"), ["bits", "1 to 32"]),
+        (("--bits", "nan"), ["bits"]),
+        (("--bits", "4", "--policies", "hobbit;expert-cache:bits=8"), ["bits", "sets its own width"]),
+        (("--memory-budget", "1e9"), ["memory budget: found", "allowed: 0.1 to"]),
+        (("--policies", "all;all"), ["all is given twice"]),
         (("--memory-budget", "0"), ["memory budget", "above 0"]),
         (("--memory-budget", "nan"), ["memory budget"]),
         (("--memory-budget", "x"), ["--memory-budget"]),
         (("--memory-budget", "20", "--set", f"{MEMORY_KEY}=30"), [MEMORY_KEY, "one of them"]),
-        (("--memory-budget", "1", "--policies", "hobbit"), ["no policy applies", "does not fit"]),
+        (
+            ("--memory-budget", "1", "--policies", "hobbit;hobbit:fetch=pipelined"),
+            ["no policy applies", "does not fit"],
+        ),
         (("--set", "link.bandwidth"), ["--set", "KEY=VALUE"]),
         (("--set", "link.bandwidth=3"), ["bandwidth_gb_per_s"]),
         (("--set", "link.bandwidth_gb_per_s=x"), ["bandwidth_gb_per_s"]),
@@ -230,6 +275,56 @@ def test_wrong_values(wrong: Any) -> None:
         perfmodel.rank(MODEL, SERVER, TRACE, "hobbit", values=wrong, **SHORT)  # type: ignore[arg-type]
 
 
+def test_messages_about_metrics_are_short_and_allow_no_hit_rate() -> None:
+    with pytest.raises(PerfModelError) as caught:
+        sort_metric("nonsense")
+    allowed = str(caught.value).partition("such as")[2]
+    assert "hit_rate" not in allowed
+    assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize(
+    ("by", "name"),
+    [
+        ("tpot_ms", "tpot_mean_s"), ("tok_per_s", "decode_tok_per_s"), ("ttft_ms", "ttft_s"), ("tpot_s", "tpot_mean_s"),
+        ("gpu_memory_gb", "gpu_memory_bytes"), ("tpot_p95_ms", "tpot_p95_s"), ("tpot_p99.5_s", "tpot_p99.5_s"),
+    ],
+)  # fmt: skip
+def test_metrics_in_other_units(by: str, name: str) -> None:
+    assert sort_metric(by).name == name
+
+
+# Widths
+
+
+def test_mean_bits_are_those_of_the_picks_that_ran(server: Ranking) -> None:
+    """Against a plain loop over the picks of the same plan."""
+    bits = {one.label: one for one in server.rows}
+    for label in ("hobbit", "pmpd", "fiddler"):
+        one = bits[label]
+        plan = plan_run(MODEL, SERVER, TRACE, one.evaluation.policy, **SHORT).plan  # type: ignore[arg-type]
+        classes = [plan.classes[number] for number in plan.picks.ravel().tolist()]
+        widths = [work.bits for work in classes if work.executor.name not in ("SKIP", "COPY")]
+        assert one.bits == pytest.approx(np.mean(widths), rel=1e-12, abs=0)
+    assert bits["fiddler"].bits == 16
+    assert bits["moe-offloading"].bits == 4
+    assert set(server.reduced) == {"hobbit", "pmpd", "moe-offloading"}
+
+
+def test_one_width_goes_to_policies_that_leave_it_open() -> None:
+    texts = ["fiddler", "moe-offloading:bits=8", "moe-offloading", "hobbit"]
+    found = perfmodel.rank(MODEL, SERVER, TRACE, texts, bits=6, **SHORT)  # type: ignore[arg-type]
+    assert found.given_bits == ("fiddler", "moe-offloading")
+    bits = {one.label: one.bits for one in found.rows}
+    assert (bits["fiddler"], bits["moe-offloading"], bits["moe-offloading:bits=8"]) == (6, 6, 8)
+    assert found.to_dict()["bits"] == {"given": 6, "to": ["fiddler", "moe-offloading"]}
+    spelled = perfmodel.rank(MODEL, SERVER, TRACE, "fiddler:bits=6", **SHORT)  # type: ignore[arg-type]
+    assert spelled.rows[0].evaluation in [one.evaluation for one in found.rows]
+    words = ranking_text(found)
+    assert "--bits 6 is the width of" in words
+    assert re.search(r"set by their text or rule: .*moe-offloading:bits=8", words)
+
+
 # The command
 
 
@@ -239,13 +334,28 @@ def test_the_table(server: Ranking) -> None:
     lines = answer.out.splitlines()
     assert "sorted by tpot_mean_s" in lines[1]
     start = next(i for i, line in enumerate(lines) if line.startswith("--")) + 1
-    assert [line.split()[1] for line in lines[start : start + len(server.rows)]] == [one.label for one in server.rows]
+    table = lines[start : lines.index("", start)]
+    # Two policies of one rule that are priced alike share a row.
+    named = [name.strip(",") for line in table for name in line.split()[1:3] if name.strip(",") in POLICIES]
+    assert named == [one.label for one in server.rows]
+    assert any("moe-lightning, moe-lens" in line for line in table)
+    assert max(map(len, table)) <= 120
     for words in (
         "equal memory: every policy has 80 GB", "this system has the CPU xeon-gold-6454s and no near-data device",
         "loss table tiny-mixtral-32l-losses (measured)", "does not predict speed", "no schedule of the same traffic",
+        "below the stored 16: ", "mean over sequences; the notes below count all picks",
         "Do not apply", "- context-aware, static, monde",
     ):  # fmt: skip
         assert words in answer.out, words
+
+
+def test_what_was_set_is_shown() -> None:
+    answer = run(
+        "rank", "--model", MODEL, "--system", SERVER, *FEW, "--policies", "all-cpu", "--memory-budget", 96,
+        "--set", "link.bandwidth_gb_per_s=40",
+    )  # fmt: skip
+    assert f"set: link.bandwidth_gb_per_s=40, {MEMORY_KEY}=96" in answer.out
+    assert "h100-pcie has 80 GB; every policy was given 96 GB" in answer.out
 
 
 def test_another_metric_gets_a_column() -> None:
@@ -261,6 +371,7 @@ def test_the_document() -> None:
         "--prompt", 24, "--output", 24, "--set", "link.bandwidth_gb_per_s=40", "--memory-budget", 30, "--json",
     ).document  # fmt: skip
     assert found["gpu_memory_gb"] == 30
+    assert found["values"] == {"link.bandwidth_gb_per_s": 40, MEMORY_KEY: 30}
     assert {one["label"] for one in found["ranking"]} == {"hobbit:fetch=pipelined", "ktransformers"}
     assert [one["label"] for one in found["refused"]] == ["monde"]
     assert found["losses"]["name"] == "tiny-mixtral-32l-losses"

@@ -20,7 +20,7 @@ from perfmodel import plots
 from perfmodel.answers.dominance import nondominated
 from perfmodel.answers.ranking import Ranking
 from perfmodel.evidence.explore import synthetic_trace
-from perfmodel.plots.rank import MOST_POLICIES, spread
+from perfmodel.plots.rank import MOST_POLICIES, alike, spread
 from perfmodel.plots.style import PART_LOOKS
 
 NAMES = ("mixtral-8x7b", "h100-cxl-ndp", "tiny-mixtral-32l-mini")
@@ -61,11 +61,16 @@ def test_routing_that_was_not_recorded_is_called_so() -> None:
         assert "SYNTHETIC, not a recording" in caption(figure)
 
 
-def test_bars_end_at_the_times_and_parts_add_up(ranking: Ranking, figures: dict[str, Figure]) -> None:
+def test_points_are_the_times_and_parts_add_up(ranking: Ranking, figures: dict[str, Figure]) -> None:
     times, parts = figures["rank_times"].axes
-    (drawn,) = (one for one in times.containers if isinstance(one, BarContainer))
-    ends = [p.get_x() + p.get_width() for p in drawn]
-    np.testing.assert_allclose(ends, [1e3 * one.evaluation.tpot_mean_s for one in ranking.rows], rtol=1e-12)
+    # No bars, as a logarithmic axis has no zero.
+    assert not bars(times)
+    (drawn,) = (line for line in times.lines if line.get_label() == "time per output token")
+    expected = np.array([1e3 * one.evaluation.tpot_mean_s for one in ranking.rows])
+    np.testing.assert_allclose(np.asarray(drawn.get_xdata()), expected, rtol=1e-12)
+    low, high = times.get_xlim()
+    assert low < 1e3 * min(one.evaluation.bandwidth_floor_s for one in ranking.rows)
+    assert expected.max() < high < 1.5 * expected.max()
     widths = bars(parts)
     np.testing.assert_allclose(sum(widths.values()), 100.0, rtol=1e-9)
     for part, look in PART_LOOKS.items():
@@ -79,26 +84,29 @@ def test_bars_end_at_the_times_and_parts_add_up(ranking: Ranking, figures: dict[
     np.testing.assert_allclose(np.asarray(floor.get_xdata()), floors, rtol=1e-12)
 
 
-def test_hit_rates_stand_beside_the_bars_and_stay_inside(ranking: Ranking, figures: dict[str, Figure]) -> None:
+def test_hit_rates_stand_between_the_panels(ranking: Ranking, figures: dict[str, Figure]) -> None:
     figure = figures["rank_times"]
-    times = figure.axes[0]
+    times, parts = figure.axes
     figure.canvas.draw()
-    right = times.get_window_extent().x1
+    left, right = times.get_window_extent().x1, parts.get_window_extent().x0
+    boxes = sorted((text.get_window_extent() for text in times.texts), key=lambda box: box.y0)
+    assert all(below.y1 <= above.y0 + 1.0 for below, above in itertools.pairwise(boxes))
     for text, one in zip(times.texts, ranking.rows, strict=True):
         assert f"hit {one.evaluation.hit_rate.own:.2f}" in text.get_text()
         assert ("Belady" in text.get_text()) == (one.belady_hit_rate is not None)
-        assert text.get_window_extent().x1 <= right
+        box = text.get_window_extent()
+        assert left <= box.x0 < box.x1 <= right
 
 
 def test_the_front_is_what_nobody_beats(ranking: Ranking, figures: dict[str, Figure]) -> None:
     axes = figures["rank_pareto"].axes[0]
     assert "noise" in axes.get_xlabel()
     drawn = [one.evaluation for one in ranking.rows if one.evaluation.quant_loss is not None]
-    values = np.array([[one.quant_noise, one.tpot_mean_s] for one in drawn], float)
+    values = np.column_stack([alike([one.quant_noise or 0.0 for one in drawn]), [one.tpot_mean_s for one in drawn]])
     front = values[nondominated(values)]
     filled = axes.lines[-1]
-    np.testing.assert_allclose(np.asarray(filled.get_xdata()), 100 * front[:, 0], rtol=1e-12)
-    np.testing.assert_allclose(np.asarray(filled.get_ydata()), 1e3 * front[:, 1], rtol=1e-12)
+    np.testing.assert_allclose(np.asarray(filled.get_xdata()), 100 * front[:, 0], rtol=2e-9)
+    np.testing.assert_allclose(np.asarray(filled.get_ydata()), 1e3 * front[:, 1], rtol=2e-9)
     named = {text.get_text().partition(" ")[2] for text in axes.texts}
     known = {one.label for one in ranking.rows if one.evaluation.quant_loss is not None}
     assert named == known
@@ -124,6 +132,43 @@ def test_places_are_kept_apart_and_inside(places: list[float], gap: float) -> No
     assert found.max() <= 1.0 + 1e-12
     if (falling[:-1] - falling[1:] >= gap).all():
         np.testing.assert_array_equal(found, falling)
+
+
+@given(st.lists(st.sampled_from([0.0, 1e-6, 0.25, 3.0]), max_size=9), st.randoms(use_true_random=False))
+def test_rounding_decides_nothing(values: list[float], random: Any) -> None:
+    noisy = [value * (1.0 + random.uniform(-1e-12, 1e-12)) for value in values]
+    found = alike(noisy)
+    np.testing.assert_allclose(found, values, rtol=1e-11)
+    assert len(set(found.tolist())) == len(set(values))
+    np.testing.assert_array_equal(alike(found.tolist()), found)
+
+
+def with_losses(ranking: Ranking, losses: list[float]) -> Ranking:
+    """The ranking with other losses, whose shares of the variance are ten times as large."""
+    rows = [
+        dataclasses.replace(one, evaluation=dataclasses.replace(one.evaluation, quant_loss=x, quant_noise=10 * x))
+        for one, x in zip(ranking.rows, losses, strict=False)
+    ]
+    return dataclasses.replace(ranking, rows=tuple(rows))
+
+
+def test_equal_losses_make_no_front(ranking: Ranking) -> None:
+    equal = [0.0004408622428396446, 0.0004408622428396394]
+    assert list(plots.rank_figures(with_losses(ranking, equal))) == ["rank_times"]
+    axes = plots.rank_figures(with_losses(ranking, [*equal, 0.0005]))["rank_pareto"].axes[0]
+    # The first is faster and no worse; the axis shows what differs, not how far all are from zero.
+    assert len(np.asarray(axes.lines[-1].get_xdata())) == 1
+    low, high = axes.get_xlim()
+    assert 0.4 < low < 0.4409
+    assert 0.5 < high < 0.51
+
+
+def test_lines_begin_beside_the_labels(figures: dict[str, Figure]) -> None:
+    figure = figures["rank_pareto"]
+    figure.canvas.draw()
+    for text in figure.axes[0].texts:
+        arrow = text.arrow_patch
+        assert arrow.get_window_extent().x1 <= Text.get_window_extent(text).x0 + 1.0
 
 
 def test_without_losses_there_is_no_front(ranking: Ranking) -> None:
@@ -156,3 +201,20 @@ def test_the_command_writes_every_format(tmp_path: Path) -> None:
     names = [f"rank_{name}.{suffix}" for name in ("pareto", "times") for suffix in ("pdf", "png", "svg")]
     assert sorted(one.name for one in folder.iterdir()) == names
     assert all(one.stat().st_size > 1000 for one in folder.iterdir())
+
+
+def test_without_a_front_the_command_says_so_and_an_interrupt_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("rank", "--model", NAMES[0], "--system", NAMES[1], "--policies", "expert-cache", "--prompt", 8)
+    answer = run(*arguments, "--output", 8, "--plot", tmp_path / "one")
+    assert answer.code == 0
+    assert "no rank_pareto" in answer.err
+    assert len(list((tmp_path / "one").iterdir())) == 3
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plots, "save", interrupted)
+    assert run(*arguments, "--output", 8, "--plot", tmp_path / "two").code == 130
+    assert not (tmp_path / "two").exists()

@@ -47,6 +47,33 @@ def test_summary(tmp_path: Path) -> None:
     assert any("above the stated peak" in line for line in lines)
 
 
+def test_a_row_a_point_of_a_small_sweep(tmp_path: Path) -> None:
+    out = tmp_path / "a.nc"
+    metrics = ("--metric", "tpot_mean_s", "--metric", "hit_rate")
+    answer = run("sweep", *SCENARIO, *LATENCY, "--axis", "gpu_experts=2,8", *metrics, "-o", out)
+    found = open_dataset(out)
+    lines = answer.out.splitlines()
+    head = lines.index(next(line for line in lines if line.split()[-2:] == ["[s]", "hit_rate"]))
+    assert lines[head].split() == ["policy", "policy.gpu_experts", "link.latency_us", "tpot_mean_s", "[s]", "hit_rate"]
+    rows = [line.split() for line in lines[head + 2 : head + 14]]
+    assert lines[head + 14] == ""
+    points = [(policy, experts, latency) for policy in ("monde", "context-aware:mean_bits=3") for experts in (2, 8)
+              for latency in (0.5, 1, 2)]  # fmt: skip
+    assert [tuple(row[:3]) for row in rows] == [(policy, str(n), f"{latency:g}") for policy, n, latency in points]
+    for row, (policy, experts, latency) in zip(rows, points, strict=True):
+        place = {"policy": policy, "policy.gpu_experts": experts, "link.latency_us": latency}
+        for text, name in zip(row[3:], ("tpot_mean_s", "hit_rate"), strict=True):
+            value = found[name].sel(place).item()
+            assert text == ("-" if np.isnan(value) else f"{value:.4g}")
+    assert rows[-1][3:] == ["-", "-"]  # eight experts do not fit
+    assert rows[-4][3:] != ["-", "-"]
+    # A point more, and one alone, have the summary only.
+    for more in (("--axis", "link.latency_us=1:13:13"), ()):
+        few = run("sweep", "--policy", "monde", *SCENARIO[4:], *more).out
+        assert "tpot_mean_s [s]" not in few
+        assert "lowest" in few
+
+
 def test_json_document(tmp_path: Path) -> None:
     out = tmp_path / "a.zarr"
     document = run(

@@ -13,6 +13,7 @@ from commands import run
 
 import perfmodel
 from perfmodel.evaluation import METRICS
+from perfmodel.hardware.system import PARTS
 from perfmodel.plots import KINDS
 from perfmodel.sweeps.files import KEYS
 from perfmodel.sweeps.outputs import SUFFIXES
@@ -105,6 +106,11 @@ def test_axes_exist() -> None:
     scenario = perfmodel.Scenario.of(policy=["monde", "hobbit", "context-aware"])
     for name in re.findall(r"`((?:gpu|link|ndp|cpu|policy|workload)\.[\w.]+)`", TEXT):
         assert scenario.axis(name).name == name
+
+
+def test_axes_of_every_part_are_listed() -> None:
+    (cell,) = re.findall(r"^\| (`gpu\.…`.*?) \|", TEXT, flags=re.MULTILINE)
+    assert re.findall(r"`(\w+)\.…`", cell) == list(PARTS)
 
 
 def test_solutions() -> None:

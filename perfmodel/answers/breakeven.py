@@ -7,8 +7,11 @@ Both sides of one MoE layer, all of whose experts are in host memory:
   over the link, and every one on the GPU.
 
 Attention, router and shared experts are the same on both sides and left out. The smallest batch of tokens at which the
-GPU side takes no longer than the CPU side is the break-even. Engines decide by a rule instead: they copy from 32 tokens
-an expert on, which with E experts of which a token visits k is a batch of 32 E / k.
+GPU side takes no longer than the CPU side is the break-even. It is the first crossing and need not be the last: what a
+crossing of activations takes at least is paid once a batch, and a copy for every expert, so that with a few more
+tokens, which visit more experts, the CPU can be faster again. From which batch on the GPU stays ahead, as far as was
+looked, is said beside it. Engines decide by a rule instead: they copy from 32 tokens an expert on, which with E experts
+of which a token visits k is a batch of 32 E / k.
 
 `perfmodel.break_even` is another question: where one policy overtakes another along an axis.
 """
@@ -76,6 +79,8 @@ class BreakEven:
     pipelined : whether an expert computes as soon as its copy is there, or all copies come first.
     most_batch : the largest batch that was looked at.
     batch : the break-even, None where copying is slower at every batch. at : both sides there.
+    ahead_from : the batch from which on copying takes no longer at every batch up to the largest; None where it is
+        slower at the largest.
     rule_batch : where the rule of 32 tokens an expert starts to copy [token].
     rows : both sides at powers of two. cells : other links and memories, if asked for. notes : what it rests on.
     """
@@ -90,6 +95,7 @@ class BreakEven:
     most_batch: int
     batch: int | None
     at: Batch | None
+    ahead_from: int | None
     rule_batch: float
     rows: tuple[Batch, ...]
     cells: tuple[Cell, ...]
@@ -119,12 +125,15 @@ def break_even(
     model, system : objects, names or paths; the system needs a CPU.
     bits : stored bits of an expert's weights, scales included [bit]; by default those of the model.
     trace : routing whose windows of consecutive tokens say how many experts get how many tokens; it must have the
-        experts and picks of the model. By default routing is uniform.
+        experts and picks of the model. Windows do not overlap: every sequence is cut from its start, and a rest that
+        is too short is left out, so that each batch has windows of its own. By default routing is uniform.
     pipelined : copies and computing overlap. The later of all copies and the mean last expert, and of the first copy
         and all computing, then counts; exact where all used experts get the same number of tokens, else a lower bound.
     most_batch : the largest batch to look at [token], 1 to 65536; of a trace at most its longest sequence.
     links, ram_gb_per_s : a table of break-evens over links and peak rates of the host memory [GB/s], all sockets. Both
-        or neither. A faster link never raises the break-even, and a faster memory never lowers it.
+        or neither. A faster memory never lowers the break-even. A faster link does not raise it either
+        as long as the activations of the batch, which cross it there and back on the CPU side, are fewer bytes than one
+        expert; with tiny experts they are not.
 
     Raises
     ------
@@ -149,6 +158,7 @@ def break_even(
     others = _others(machine, links, ram_gb_per_s)
     sides = _Sides(network, [machine, *(one for _, _, one in others)], width, pipelined, occupancy.most_tokens)
     first, *rest = _first_batches(sides, occupancy)
+    own = _Sides(network, [machine], width, pipelined, occupancy.most_tokens)
     powers = [2**i for i in range(occupancy.most_tokens.bit_length()) if 2**i <= occupancy.most_tokens]
     return BreakEven(
         model=network.name,
@@ -160,9 +170,10 @@ def break_even(
         pipelined=pipelined,
         most_batch=occupancy.most_tokens,
         batch=first,
-        at=None if first is None else sides.at(first, occupancy.shares(first)),
+        at=None if first is None else own.at(first, occupancy.shares(first)),
+        ahead_from=None if first is None else _ahead_from(own, occupancy, first),
         rule_batch=RULE_TOKENS * network.num_experts / network.top_k,
-        rows=tuple(sides.at(tokens, occupancy.shares(tokens)) for tokens in powers),
+        rows=tuple(own.at(tokens, occupancy.shares(tokens)) for tokens in powers),
         cells=tuple(Cell(link, rate, batch) for (link, rate, _), batch in zip(others, rest, strict=True)),
         notes=tuple(_notes(machine, recorded, occupancy, most)),
     )
@@ -225,6 +236,15 @@ def _first_batches(sides: _Sides, occupancy: Occupancy) -> list[int | None]:
         if None not in found:
             break
     return found
+
+
+def _ahead_from(sides: _Sides, occupancy: Occupancy, first: int) -> int | None:
+    """The batch, at least the break-even, from which on the GPU side of the first system never takes longer."""
+    for tokens in range(occupancy.most_tokens, first, -1):
+        at = sides.at(tokens, occupancy.shares(tokens))
+        if at.gpu_side_s > at.cpu_side_s:
+            return tokens + 1 if tokens < occupancy.most_tokens else None
+    return first
 
 
 # ---- inputs ----

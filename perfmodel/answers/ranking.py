@@ -11,22 +11,27 @@ ahead, and how much of it is hidden.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from perfmodel.answers.cache_bound import CacheSize, belady_hit_rate, cache_size
+from perfmodel.answers.ranked import NoPolicyError, Ranked, Ranking, Refused, grouped
+from perfmodel.answers.targets import in_other_units, unit_is_missing
 from perfmodel.bitwidth import LossTable, losses_for
 from perfmodel.errors import PerfModelError, PlacementError, PolicyError, SpecError, TraceError
-from perfmodel.evaluation import Evaluation, Metric
+from perfmodel.evaluation import METRICS, Metric, percentile_of
 from perfmodel.evaluation import metric as find_metric
-from perfmodel.hardware.base import shown
+from perfmodel.hardware.base import shown, suggestion
 from perfmodel.hardware.system import System
 from perfmodel.model import MoEModel
 from perfmodel.point import Points, hardware_point
-from perfmodel.policies import POLICIES, PlanInputs, Policy
+from perfmodel.policies import POLICIES, Executor, Plan, PlanInputs, Policy
 from perfmodel.run import Run, make_replay, plan_run
 from perfmodel.scenario.inputs import check_layers, checked_tokens, load_input, named_policies
 from perfmodel.scenario.notes import labelled
@@ -41,102 +46,10 @@ MEMORY_KEY = "gpu.memory_capacity_gb"
 ALL = "all"
 #: Errors that say that one policy does not apply, while others do.
 _DOES_NOT_APPLY = (PlacementError, PolicyError, SpecError, TraceError)
-
-
-class Refused(NamedTuple):
-    """A policy that does not apply, and why."""
-
-    label: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """One policy in a ranking.
-
-    label : the policy as it was asked for; ``evaluation.policy`` spells every option.
-    value : the metric that decides, in its base unit; None where it is unknown.
-    evaluation : everything else about it. belady_hit_rate : share of decode picks that a cache of the same slots would
-        hit by Belady's rule [1] (see `answers.cache_bound`); None for what is no cache.
-    """
-
-    label: str
-    value: float | None
-    evaluation: Evaluation
-    belady_hit_rate: float | None
-
-    @property
-    def gpu_memory_bytes(self) -> float:
-        """GPU memory in use [byte]."""
-        return self.evaluation.memory_bytes["gpu"]["total"]
-
-    @property
-    def link_bytes(self) -> float:
-        """Weights and activations that cross the link in a mean decode step [byte]."""
-        moved = self.evaluation.bytes_per_token
-        return moved["link_weights"] + moved["link_activations"]
-
-    @property
-    def link_busy(self) -> float:
-        """Share of a mean decode step in which the link works, hidden or not [1]."""
-        return self.evaluation.busy_s["link"] / self.evaluation.tpot_mean_s
-
-    @property
-    def floor_share(self) -> float:
-        """The bandwidth floor over the mean time per output token [1]: how near the policy is to its own traffic."""
-        return self.evaluation.bandwidth_floor_s / self.evaluation.tpot_mean_s
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
-        return {
-            "label": self.label,
-            "value": self.value,
-            "belady_hit_rate": self.belady_hit_rate,
-            "gpu_memory_bytes": self.gpu_memory_bytes,
-            "link_bytes": self.link_bytes,
-            "link_busy": self.link_busy,
-            "floor_share": self.floor_share,
-            "evaluation": self.evaluation.to_dict(),
-        }
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Policies in the order of a metric, the best first.
-
-    metric : what decides. rows : policies that apply; those whose metric is unknown come last.
-    refused : policies that do not apply. system : the machine, with the memory that was given and other values set.
-    losses : name and origin of the loss table that the quality rests on. notes : what the numbers rest on.
-    """
-
-    metric: Metric
-    rows: tuple[Ranked, ...]
-    refused: tuple[Refused, ...]
-    model: MoEModel
-    system: System
-    losses: tuple[str, str]
-    notes: tuple[str, ...]
-
-    @property
-    def memory_gb(self) -> float:
-        """GPU memory of every policy [GB]."""
-        return self.system.gpu.memory_capacity_gb
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
-        return {
-            "metric": self.metric.name,
-            "unit": self.metric.unit,
-            "better": self.metric.better,
-            "model": self.model.name,
-            "system": self.system.name,
-            "system_hash": self.system.content_hash(),
-            "gpu_memory_gb": self.memory_gb,
-            "losses": dict(zip(("name", "origin"), self.losses, strict=True)),
-            "ranking": [one.to_dict() for one in self.rows],
-            "refused": [one._asdict() for one in self.refused],
-            "notes": list(self.notes),
-        }
+#: Widths that experts may be given [bit].
+_NARROWEST, _WIDEST = 1.0, 32.0
+#: Metrics that are named where an unknown one was asked for.
+_EXAMPLES = ("tpot_ms", "tok_per_s", "tpot_p95_ms", "ttft_s", "end_to_end_s", "gpu_memory_gb", "quant_loss")
 
 
 def rank(
@@ -152,6 +65,7 @@ def rank(
     losses: LossTable | str | os.PathLike[str] | None = None,
     layers: Literal["cycle"] | None = None,
     values: Mapping[str, float | str] | None = None,
+    bits: float | None = None,
 ) -> Ranking:
     """Every policy that applies, priced on the same trace with the same GPU memory, sorted by a metric.
 
@@ -162,8 +76,10 @@ def rank(
         text is filled (see `Policy.at_capacity`) unless that changes an option that it spells out; a policy that is
         given as an object spells out all.
     memory_budget_gb : GPU memory of every policy [GB]; by default the system's.
-    by : any metric of ``evaluation.METRICS`` but the hit rate, which does not predict speed.
+    by : any metric of ``evaluation.METRICS`` but the hit rate, which does not predict speed; also in other units, such
+        as ``tpot_ms`` and ``tok_per_s``.
     values : other values of the system, by dotted key.
+    bits : stored bits a weight of every policy that has an option ``bits`` and whose text does not set it [bit].
 
     Raises
     ------
@@ -175,10 +91,11 @@ def rank(
         load_input(kind, value)
         for kind, value in (("model", model), ("system", system), ("trace", trace), ("loss", losses))
     )
-    machine = _with_values(machine, memory_budget_gb, values)
+    card, machine, changed = machine.gpu.memory_capacity_gb, *_with_values(machine, memory_budget_gb, values)
     prompt, output = checked_tokens("prompt", prompt), checked_tokens("output", output)
     check_layers(layers)
     rules, labels = named_policies(_every(policies))
+    rules, given = _with_bits(rules, labels, bits)
     replay = make_replay(network, recorded, prompt, output, layers)
     if not replay.trace.has_decode:
         raise TraceError("the trace holds no decode step in some sequence, and decode is what is priced")
@@ -187,16 +104,17 @@ def rank(
     known: dict[CacheSize, float] = {}
     rows, refused = [], []
     for rule, label in zip(rules, labels, strict=True):
+        filled = rule
         try:
             filled = at_capacity(rule, label, inputs)
             run = plan_run(network, machine, replay, filled, losses=table)
             rows.append(_ranked(run, label, metric, inputs, known))
         except _DOES_NOT_APPLY as error:
-            refused.append(Refused(label, " ".join(str(error).split())))
+            reason = " ".join(str(error).split()).replace(filled.spec, rule.name)
+            refused.append(Refused(label, reason, isinstance(error, PlacementError)))
     if not rows:
-        # Without the advice that follows the first clause: one line has to hold the reasons of all.
-        reasons = "; ".join(f"{', '.join(names)}: {why.partition('; ')[0]}" for names, why in grouped(refused))
-        raise PolicyError(f"rank: no policy applies to {network.name} on {machine.name}: {reasons}")
+        raise NoPolicyError(f"rank: no policy applies to {network.name} on {machine.name}", refused)
+    above = f"{machine.gpu.name} has {card:g} GB; every policy was given {machine.gpu.memory_capacity_gb:g} GB"
     return Ranking(
         metric,
         _sorted(rows, metric),
@@ -204,7 +122,13 @@ def rank(
         network,
         machine,
         (used.name, used.origin),
-        tuple(labelled({one.label: one.evaluation.notes for one in rows})),
+        (
+            *([above] if machine.gpu.memory_capacity_gb > card else []),
+            *labelled({one.label: one.evaluation.notes for one in rows}),
+        ),
+        changed,
+        None if bits is None else float(bits),
+        given,
     )
 
 
@@ -213,7 +137,20 @@ def sort_metric(by: object) -> Metric:
 
     Raises PerfModelError for an unknown one, and for the hit rate.
     """
-    metric = find_metric(by)
+    name = by if isinstance(by, str) else ""
+    other = in_other_units(name)
+    base = other[0] if other is not None and name not in METRICS else name
+    if base not in METRICS and percentile_of(base) is None:
+        missing = unit_is_missing(name, METRICS)
+        allowed = [one for one in METRICS if one != "hit_rate"]
+        close = suggestion(name, [*_EXAMPLES, *allowed])
+        raise PerfModelError(
+            f"rank: by: metric {shown(by)} {missing}"
+            if missing
+            else f"rank: by: unknown metric {shown(by)}{close}, allowed one that `perfmodel sweep` takes but hit_rate,"
+            f" such as {', '.join(_EXAMPLES)}"
+        )
+    metric = find_metric(base)
     if metric.name == "hit_rate":
         raise PerfModelError(
             "rank: by: found hit_rate, which does not predict speed: a miss costs a whole copy, a few bits, a run on"
@@ -222,19 +159,48 @@ def sort_metric(by: object) -> Metric:
     return metric
 
 
-def _with_values(system: System, memory_gb: object, values: object) -> System:
-    """The system with other values, and with the memory of the ranking."""
-    given = {} if values is None else values
+def _with_values(system: System, memory_gb: object, values: object) -> tuple[System, dict[str, float | str]]:
+    """The system with other values and with the memory of the ranking, and what was set."""
+    given: Any = {} if values is None else values
     if not isinstance(given, Mapping):
         raise PerfModelError(f"rank: values: found {shown(plain(given))}, allowed a table of values by dotted key")
-    if memory_gb is not None:
-        number = real(memory_gb)
-        if number is None or not 0.0 < number < math.inf:
-            raise PerfModelError(f"rank: memory budget: found {shown(plain(memory_gb))}, allowed GB above 0")
-        if MEMORY_KEY in given:
-            raise PerfModelError(f"rank: found a memory budget and {MEMORY_KEY}, allowed: one of them")
-        given = {**given, MEMORY_KEY: number}
-    return system.with_values(given) if given else system
+    changed = system.with_values(given) if given else system
+    given = dict(zip(given, map(plain, given.values()), strict=True))
+    if memory_gb is None:
+        return changed, given
+    number = real(memory_gb)
+    if number is None or not 0.0 < number < math.inf:
+        raise PerfModelError(f"rank: memory budget: found {shown(plain(memory_gb))}, allowed GB above 0")
+    if MEMORY_KEY in given:
+        raise PerfModelError(f"rank: found a memory budget and {MEMORY_KEY}, allowed: one of them")
+    try:
+        return changed.with_values({MEMORY_KEY: number}), {**given, MEMORY_KEY: number}
+    except SpecError as error:
+        # The number is one of the command's own; the key of the spec would not be found in what was typed.
+        said = re.sub(r"^.*'memory_capacity_gb' = ", "found ", str(error)).replace(" is out of", ", out of")
+        raise PerfModelError(f"rank: memory budget: {said}") from None
+
+
+def _with_bits(
+    rules: tuple[Policy, ...], labels: tuple[str, ...], bits: object
+) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
+    """The policies with this width where they have one and their text leaves it open, and which those are."""
+    if bits is None:
+        return rules, ()
+    width = real(bits)
+    if width is None or not _NARROWEST <= width <= _WIDEST:
+        raise PerfModelError(
+            f"rank: bits: found {shown(plain(bits))}, allowed {_NARROWEST:g} to {_WIDEST:g} bits a weight"
+        )
+    found, given = [], []
+    option: dict[str, Any] = {"bits": width}
+    for rule, label in zip(rules, labels, strict=True):
+        takes = any(field.name == "bits" for field in dataclasses.fields(rule)) and "bits" not in _spelled(label)
+        found.append(dataclasses.replace(rule, **option) if takes else rule)
+        given += [label] if takes else []
+    if not given:
+        raise PerfModelError(f"rank: bits: found {width:g}, but every policy here sets its own width")
+    return tuple(found), tuple(given)
 
 
 def _every(policies: object) -> object:
@@ -246,16 +212,23 @@ def _every(policies: object) -> object:
     if not isinstance(policies, list | tuple):
         return policies
     found: list[object] = []
-    for one in policies:
-        found.extend(POLICIES if isinstance(one, str) and one.strip() == ALL else [one])
+    every = [isinstance(one, str) and one.strip() == ALL for one in policies]
+    if sum(every) > 1:
+        raise PerfModelError(f"rank: policies: {ALL} is given twice, allowed: once, beside texts with options")
+    for one, stands_for_all in zip(policies, every, strict=True):
+        found.extend(POLICIES if stands_for_all else [one])
     return found
+
+
+def _spelled(label: str) -> set[str]:
+    """Options that a text of a policy sets."""
+    return {item.partition("=")[0].strip() for item in label.partition(":")[2].split(",")} - {""}
 
 
 def at_capacity(rule: Policy, label: str, inputs: PlanInputs) -> Policy:
     """The policy with the GPU memory filled, unless that changes an option that its text spells out."""
     filled = rule.at_capacity(inputs.model, inputs.most_gpu_experts)
-    spelled = {item.partition("=")[0].strip() for item in label.partition(":")[2].split(",")}
-    kept = all(getattr(filled, name) == getattr(rule, name) for name in spelled - {""})
+    kept = all(getattr(filled, name) == getattr(rule, name) for name in _spelled(label))
     return filled if kept else rule
 
 
@@ -264,7 +237,16 @@ def _ranked(run: Run, label: str, metric: Metric, inputs: PlanInputs, known: dic
     size = cache_size(run.policy, inputs)
     if size is not None and size not in known:
         known[size] = belady_hit_rate(size, inputs)
-    return Ranked(label, None if math.isnan(value) else value, run.price(), None if size is None else known[size])
+    bound = None if size is None else known[size]
+    return Ranked(label, None if math.isnan(value) else value, run.price(), bound, _mean_bits(run.plan))
+
+
+def _mean_bits(plan: Plan) -> float | None:
+    """Mean stored bits a weight of the picks that ran while decoding [bit]."""
+    picks = np.bincount(plan.picks.ravel(), minlength=len(plan.classes)).tolist()
+    ran = [(n, one.bits) for n, one in zip(picks, plan.classes, strict=True) if one.executor != Executor.SKIP and n]
+    total = sum(n for n, _ in ran)
+    return sum(n * bits for n, bits in ran) / total if total else None
 
 
 def _sorted(rows: Sequence[Ranked], metric: Metric) -> tuple[Ranked, ...]:
@@ -278,13 +260,4 @@ def _sorted(rows: Sequence[Ranked], metric: Metric) -> tuple[Ranked, ...]:
     return tuple(sorted(rows, key=lambda one: math.inf if one.value is None else sign * one.value))
 
 
-def grouped(refused: Sequence[Refused]) -> list[tuple[tuple[str, ...], str]]:
-    """Reasons, each with the policies that it holds for; the name of the policy is not repeated in the reason."""
-    found: dict[str, list[str]] = {}
-    for label, reason in refused:
-        name = f"policy {label.partition(':')[0].strip()}"
-        found.setdefault(reason.removeprefix(name).lstrip(": "), []).append(label)
-    return [(tuple(labels), reason) for reason, labels in found.items()]
-
-
-__all__ = ["Ranked", "Ranking", "Refused", "rank"]
+__all__ = ["Ranked", "Ranking", "Refused", "grouped", "rank"]

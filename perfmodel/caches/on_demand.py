@@ -26,16 +26,18 @@ def on_demand(
 
     The arguments are those of :func:`replay_cache`, checked.
     """
-    width = ids.shape[2]
     capacity = int(cache.capacity) // int(np.ceil(cache.high_size))
     everywhere = cache.scope == "global"
     where: tuple[Any, ...] = (ids, offsets, initial)
-    if cache.rule == "lru" and capacity >= (max(width, 1) if cache.protected else 1):
+    outcome: NDArray[np.uint8]
+    kept: NDArray[np.bool_]
+    if cache.rule == "lru":
         if num_experts <= _FEW and not everywhere:
-            outcome = cache_lru.lru_of_few(*where, num_experts, capacity, cache.protected)
+            outcome, kept = cache_lru.lru_of_few(*where, num_experts, capacity, cache.protected)
+            kept = kept if kept.size else outcome != NOT_RUN
         else:
-            outcome = cache_lru.lru_of_many(*where, num_experts, capacity, cache.protected, everywhere)
-        return outcome, outcome != NOT_RUN
+            outcome, kept = cache_lru.lru_of_many(*where, num_experts, capacity, cache.protected, everywhere)
+        return outcome, kept
     if ids.size + initial.size > _MOST_PICKS:
         return None
     if cache.rule == "lfu":

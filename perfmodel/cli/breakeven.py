@@ -20,7 +20,12 @@ def add(commands: Any) -> None:
     """Add the command."""
     text = "find the batch from which copying experts to the GPU beats running them on the CPU, per MoE layer"
     one = add_command(commands, "breakeven", text, _breakeven)
-    one.epilog = "Never is an answer too: exit code 0. Policies are compared along an axis by `perfmodel break-even`."
+    one.epilog = (
+        "The break-even is the first such batch; the line below it says from which batch on the GPU stays ahead. Never"
+        " is an answer too: exit code 0. A faster link raises the break-even only where experts are tiny, fewer bytes"
+        " than the activations that cross it for the CPU. Policies are compared along an axis by"
+        " `perfmodel break-even`."
+    )
     one.add_argument(
         "--model", default=_MODEL, metavar="CONFIG", help=f"config, GGUF file or bundled name (default {_MODEL})"
     )
@@ -29,7 +34,9 @@ def add(commands: Any) -> None:
     stored.add_argument("--bits", type=float, metavar="N", help="stored bits of an expert's weights, scales included")
     stored.add_argument("--dtype", metavar="FORMAT", help="the same by format, such as q4_k or expert=q4_k")
     one.add_argument(
-        "--trace", metavar="FILE", help="count experts in windows of this trace (default: uniform routing)"
+        "--trace",
+        metavar="FILE",
+        help="count experts in windows of this trace that do not overlap (default: uniform routing)",
     )
     one.add_argument("--pipelined", action="store_true", help="compute each expert as soon as its copy is there")
     one.add_argument("--most-batch", type=int, metavar="N", help="largest batch to look at (default 8192)")
@@ -99,6 +106,7 @@ def _text(found: BreakEven) -> str:
         f" {found.bits:g} bits) on {found.system}, {routing}, {order}",
         "",
         _verdict(found),
+        *_after(found),
         f"the rule of 32 tokens an expert copies from a batch of {found.rule_batch:.6g} on (32 E / k){_rule(found)}",
         "",
     ]
@@ -126,6 +134,18 @@ def _verdict(found: BreakEven) -> str:
         f"break-even: a batch of {at.tokens}, at which {at.used:.4g} experts are used and the sides take"
         f" {1e3 * at.gpu_side_s:.4g} ms (copied to the GPU) and {1e3 * at.cpu_side_s:.4g} ms (on the CPU)"
     )
+
+
+def _after(found: BreakEven) -> list[str]:
+    """Whether the GPU stays ahead after the break-even, where there is one."""
+    if found.batch is None:
+        return []
+    if found.ahead_from == found.batch:
+        return [f"the GPU stays ahead at every larger batch up to {found.most_batch}"]
+    again = "the CPU is faster again at some larger batches"
+    if found.ahead_from is None:
+        return [f"{again}, and at the largest one, {found.most_batch}: the GPU does not stay ahead"]
+    return [f"{again}; the GPU stays ahead from {found.ahead_from} on, up to {found.most_batch}"]
 
 
 def _rule(found: BreakEven) -> str:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli.answers import pair
 from perfmodel.cli.base import (
+    EXIT_BAD_INPUT,
     add_command,
     add_scenario,
     check_folder,
     load_plots,
+    one_line,
     print_json,
     print_text,
     quoted,
@@ -41,6 +46,9 @@ def add(commands: Any) -> None:
     )
     one.add_argument("--memory-budget", type=float, metavar="GB", help="GPU memory of every policy (default: system's)")
     one.add_argument(
+        "--bits", type=float, metavar="N", help="stored bits of every policy that has an option bits and leaves it open"
+    )
+    one.add_argument(
         "--by", default="tpot_mean_s", metavar="METRIC", help="what decides, not the hit rate (default %(default)s)"
     )
     one.add_argument(
@@ -51,25 +59,36 @@ def add(commands: Any) -> None:
 
 
 def _rank(options: argparse.Namespace) -> int:
+    from perfmodel.answers.ranked import NoPolicyError
     from perfmodel.answers.ranking import rank
 
     if options.plot is not None:
         if not options.plot:
             raise PerfModelError("--plot: found an empty name, allowed: a folder")
         check_folder("--plot", Path(options.plot))
-    found = rank(
-        options.model,
-        options.system,
-        options.trace,
-        _policies(options.policies),
-        prompt=options.prompt,
-        output=options.output,
-        memory_budget_gb=options.memory_budget,
-        by=options.by,
-        losses=options.loss,
-        layers=options.layers,
-        values=_values(options.set or []),
-    )
+    try:
+        found = rank(
+            options.model,
+            options.system,
+            options.trace,
+            _policies(options.policies),
+            prompt=options.prompt,
+            output=options.output,
+            memory_budget_gb=options.memory_budget,
+            by=options.by,
+            losses=options.loss,
+            layers=options.layers,
+            values=_values(options.set or []),
+            bits=options.bits,
+        )
+    except NoPolicyError as error:
+        if len(error.reasons) == 1:
+            raise
+        # A line for each reason: in one line those of many policies could not be read.
+        say(f"perfmodel: error: {one_line(error.what)}")
+        for reason in error.reasons:
+            say(f"  {one_line(reason, 300)}")
+        return EXIT_BAD_INPUT
     if options.plot is not None:
         _draw(found, Path(options.plot))
     if options.json:
@@ -104,10 +123,17 @@ def _values(texts: list[str]) -> dict[str, float | str]:
 def _draw(found: Ranking, folder: Path) -> None:
     plots = load_plots()
     figures = plots.rank_figures(found)
-    for name, figure in figures.items():
-        for suffix in _SUFFIXES:
-            plots.save(figure, folder / f"{name}.{suffix}")
+    # Written elsewhere first, so that an interrupt leaves neither an empty folder nor a part of the figures.
+    with tempfile.TemporaryDirectory() as kept:
+        for name, figure in figures.items():
+            for suffix in _SUFFIXES:
+                plots.save(figure, Path(kept, f"{name}.{suffix}"))
+        folder.mkdir(parents=True, exist_ok=True)
+        for one in sorted(Path(kept).iterdir()):
+            shutil.move(one, folder / one.name)
     say(f"wrote {', '.join(f'{name}.png/.svg/.pdf' for name in figures)} to {folder}")
+    if "rank_pareto" not in figures:
+        say("no rank_pareto: no two policies have quantisation losses that are known and differ")
 
 
 def ranking(found: Ranking) -> str:
@@ -116,13 +142,26 @@ def ranking(found: Ranking) -> str:
     from perfmodel.reports import table
 
     first = found.rows[0].evaluation
-    chosen = [] if found.metric.name in _SHOWN else [f"{found.metric.name} [{found.metric.unit}]"]
-    header = ["", "policy", *chosen, *(name for name, _ in _COLUMNS)]
-    rows = [_row(place, one, bool(chosen)) for place, one in enumerate(found.rows, 1)]
+    columns = [*_COLUMNS, _quality(found.rows)]
+    shown = {metric for metric, _, _ in columns}
+    chosen = [] if found.metric.name in shown else [f"{found.metric.name} [{found.metric.unit}]"]
+    header = ["", "policy", *chosen, *(name for _, name, _ in columns)]
+    rows: list[list[str]] = []
+    for place, one in enumerate(found.rows, 1):
+        cells = [*([_number(one.value)] if chosen else []), *(cell(one) for _, _, cell in columns)]
+        if rows and rows[-1][2:] == cells and _same_rule(found.rows[place - 2], one):
+            rows[-1][1] += f", {one.label}"
+        else:
+            rows.append([str(place), one.label, *cells])
     parts = [
         f"{found.model.name} on {found.system.name} with {found.memory_gb:g} GB of GPU memory; routing of {first.trace}"
         f" ({first.trace_source}); mean prompt {first.prompt_tokens:g}, output {first.output_tokens:g} tokens, batch 1",
         f"sorted by {found.metric.name} ({found.metric.meaning}; {found.metric.better} is better)",
+        *(
+            [f"set: {', '.join(f'{key}={_text(value)}' for key, value in found.values.items())}"]
+            if found.values
+            else []
+        ),
         "",
         table(header, rows, left=2),
     ]
@@ -135,8 +174,8 @@ def ranking(found: Ranking) -> str:
     return "\n".join(parts)
 
 
-#: Metrics that every ranking shows.
-_SHOWN = ("tpot_mean_s", "decode_tok_per_s", "ttft_s", "gpu_memory_bytes", "busy_link_s", "quant_loss", "quant_noise")
+def _text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.10g}"
 
 
 def _number(value: float | None, scale: float = 1.0, digits: int = 4) -> str:
@@ -145,25 +184,40 @@ def _number(value: float | None, scale: float = 1.0, digits: int = 4) -> str:
     return number(None if value is None else value * scale, digits)
 
 
-_COLUMNS: tuple[tuple[str, Any], ...] = (
-    ("tok/s", lambda one: _number(one.evaluation.decode_tok_per_s)),
-    ("token [ms]", lambda one: _number(one.evaluation.tpot_mean_s, 1e3)),
-    ("floor [ms]", lambda one: _number(one.evaluation.bandwidth_floor_s, 1e3)),
-    ("TTFT [s]", lambda one: _number(one.evaluation.ttft_s)),
-    ("hit rate", lambda one: _number(one.evaluation.hit_rate.own, digits=3)),
-    ("Belady", lambda one: _number(one.belady_hit_rate, digits=3)),
-    ("GPU [GB]", lambda one: _number(one.gpu_memory_bytes, 1e-9)),
-    ("link [MB/token]", lambda one: _number(one.link_bytes, 1e-6)),
-    ("link busy [%]", lambda one: _number(one.link_busy, 100.0, 3)),
-    ("binding", lambda one: one.evaluation.binding_resource),
-    ("loss [MSE]", lambda one: _number(one.evaluation.quant_loss, digits=3)),
-    ("noise [%]", lambda one: _number(one.evaluation.quant_noise, 100.0, 3)),
+def _amount(value: float) -> str:
+    """Four digits without an exponent for large numbers."""
+    return f"{value:,.0f}" if value >= 1000 else _number(value)
+
+
+#: Metric that a column shows, or an empty name; its header; its cells.
+_Column = tuple[str, str, "Callable[[Ranked], str]"]
+_COLUMNS: tuple[_Column, ...] = (
+    ("decode_tok_per_s", "tok/s", lambda one: _number(one.evaluation.decode_tok_per_s)),
+    ("tpot_mean_s", "token ms", lambda one: _number(one.evaluation.tpot_mean_s, 1e3)),
+    ("", "floor ms", lambda one: _number(one.evaluation.bandwidth_floor_s, 1e3)),
+    ("ttft_s", "TTFT s", lambda one: _number(one.evaluation.ttft_s)),
+    ("", "hits", lambda one: _number(one.evaluation.hit_rate.own, digits=3)),
+    ("", "Belady", lambda one: _number(one.belady_hit_rate, digits=3)),
+    ("gpu_memory_bytes", "GPU GB", lambda one: _number(one.gpu_memory_bytes, 1e-9)),
+    ("", "link MB", lambda one: _amount(one.link_bytes * 1e-6)),
+    ("", "binding", lambda one: one.evaluation.binding_resource),
+    ("", "bits", lambda one: _number(one.bits, digits=3)),
 )
 
 
-def _row(place: int, one: Ranked, chosen: bool) -> list[str]:
-    value = [_number(one.value)] if chosen else []
-    return [str(place), one.label, *value, *(cell(one) for _, cell in _COLUMNS)]
+def _quality(rows: Sequence[Ranked]) -> _Column:
+    """The loss as a share of the output variance, or as it is where that share is not known for all."""
+    if any(one.evaluation.quant_loss is not None and one.evaluation.quant_noise is None for one in rows):
+        return "quant_loss", "loss MSE", lambda one: _number(one.evaluation.quant_loss, digits=3)
+    return "quant_noise", "loss %", lambda one: _number(one.evaluation.quant_noise, 100.0, 3)
+
+
+def _same_rule(first: Ranked, second: Ranked) -> bool:
+    """Whether one policy takes over the rule of the other."""
+    from perfmodel.policies import POLICIES
+
+    one, other = (POLICIES[row.label.partition(":")[0].strip()] for row in (first, second))
+    return issubclass(one, other) or issubclass(other, one)
 
 
 def _reading(found: Ranking) -> list[str]:
@@ -173,18 +227,43 @@ def _reading(found: Ranking) -> list[str]:
     present = [f"the {what} {part.name}" for what, part in parts.items() if part is not None]
     missing = [f"no {what}" for what, part in parts.items() if part is None]
     name, origin = found.losses
+    share = "share of the output variance that is lost to quantisation [%]"
+    quality = share if _quality(found.rows)[0] == "quant_noise" else "quantisation loss"
     return [
         f"equal memory: every policy has {found.memory_gb:g} GB on the GPU for the network, the KV cache of the longest"
         " context and what its rule keeps of the experts; a policy that needs less is not given more (column GPU)."
         " Host memory and near-data memory are the system's",
+        *_widths(found),
         "policies near data need an ndp part and policies on the CPU a cpu part; this system has"
         f" {' and '.join([*present, *missing])}",
         "floor: the policy's own bytes over the datasheet rate of the busiest memory or link; no schedule of the same"
-        " traffic is faster",
-        "Belady: hit rate of a cache of the same slots and start that knows the future; caches on demand stay below"
-        " it, those that copy ahead need not",
-        "hit rate: expert in GPU memory before the layer asks; it does not predict speed, and nothing is sorted by it",
-        f"loss: mean output error of the experts that decode picks, by loss table {name} ({origin}); 0 at the stored"
+        " traffic is faster. link: weights and activations that cross it for a token",
+        "hits: expert in GPU memory before the layer asks, mean over sequences; the notes below count all picks alike"
+        " and may differ a little. It does not predict speed, and nothing is sorted by it",
+        "Belady: hits of a cache of the same slots and start that knows the future; caches on demand stay below it,"
+        " those that copy ahead need not",
+        f"loss: {quality} of the experts that decode picks, by loss table {name} ({origin}); 0 at the stored"
         " precision, - where the table cannot tell. No accuracy follows from it",
         f"weakest source among the hardware constants: {found.rows[0].evaluation.weakest_source}",
     ]
+
+
+def _widths(found: Ranking) -> list[str]:
+    """Whose experts run at which width."""
+    stored = f"the stored {_number(float(found.model.expert_bits), digits=3)}"
+    mixed = found.bits is None
+    lines = ["bits: stored bits a weight of the experts that run in decode, mean over picks"]
+    if found.reduced:
+        lines[0] += (
+            f"; below {stored}: {', '.join(found.reduced)}. They move and read less and lose precision for it, so"
+            " compare them with their equals" + (", or give one width to all that take it (--bits)" if mixed else "")
+        )
+    else:
+        lines[0] += f"; none below {stored}"
+    if found.bits is not None:
+        ran = [one.label for one in found.rows if one.label in found.given_bits]
+        lines.append(
+            f"--bits {found.bits:g} is the width of {', '.join(ran) or 'none of these'}; set by their text or"
+            f" rule: {', '.join(found.own_bits) or 'none'}"
+        )
+    return lines

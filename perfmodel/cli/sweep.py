@@ -23,6 +23,8 @@ _SAME_NAMES = ("model", "system", "trace", "policy", "prompt", "output", "layers
 _NOT_LISTED = (
     "axis", "zip", "cases", "sample", "metric", "dtype", "out", "resume", "overwrite", "dask", "threads", "memory_gb",
 )  # fmt: skip
+#: Points up to which each has a row of its own below the summary.
+_MOST_ROWS = 12
 #: Attributes that hold JSON.
 _JSON = ("request", "scenario", "hashes", "policies", "infeasible", "notes")
 
@@ -164,8 +166,24 @@ def _text(dataset: "xr.Dataset") -> str:
         table(header, rows, left=3 if len(header) > 6 else 2),
         "",
     ]
+    if 1 < _points(dataset) <= _MOST_ROWS:
+        lines += [_every_point(dataset), ""]
     lines += _remarks(stated)
     return "\n".join(lines)
+
+
+def _every_point(dataset: "xr.Dataset") -> str:
+    """A row a point: its axis values and its metrics."""
+    from perfmodel.cli.answer_reports import with_unit
+    from perfmodel.evaluation import metric
+    from perfmodel.reports import number, table
+    from perfmodel.sweeps.summary import points
+
+    found = points(dataset)
+    axes = list(found[0][0])
+    metrics = map(str, dataset.data_vars)
+    header = [*axes, *(with_unit(name, metric(name).unit) for name in metrics)]
+    return table(header, [[*map(_value, at.values()), *map(number, row)] for at, row in found], left=len(axes))
 
 
 def _remarks(stated: Mapping[str, Any]) -> list[str]:

@@ -147,13 +147,25 @@ class CpuSpec(Spec):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences about settings that are known to hurt more than the model says."""
-        if self.threads is None or self.threads <= self.cores:
-            return ()
-        return (
-            f"cpu.threads {self.threads} is above the {self.cores} physical cores of {self.name} that run experts: "
-            "counted as no faster; slow-downs of 10x and more were reported",
-        )
+        """Sentences about settings that hurt more than the model says, or do something else than they seem to."""
+        found = []
+        if self.threads is not None and self.threads > self.cores:
+            found.append(
+                f"cpu.threads {self.threads} is above the {self.cores} physical cores of {self.name} that run experts: "
+                "counted as no faster; slow-downs of 10x and more were reported"
+            )
+        channels, populated = self.memory_channels, self.populated_channels
+        if channels is not None and populated is None:
+            found.append(
+                f"cpu.memory_channels {channels} of {self.name} changes nothing without cpu.populated_channels; "
+                "the peak of all channels is cpu.dram_bandwidth_gb_per_s"
+            )
+        elif channels is not None and populated is not None and populated < channels:
+            found.append(
+                f"cpu.populated_channels {populated} of {channels} of {self.name}: {populated}/{channels} of "
+                "cpu.dram_bandwidth_gb_per_s is counted, which is the peak of all channels"
+            )
+        return tuple(found)
 
 
 class HostSpec(Spec):

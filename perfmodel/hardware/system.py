@@ -250,12 +250,15 @@ class System(Strict):
 
 
 class _SystemFile(Strict):
-    """A system file: parts by name, path or inline table, or a base system; and overrides with sources."""
+    """A system file: parts by name, path or inline table, or a base system; and overrides with sources.
+
+    Parts beside a base replace those of the base, or add to them; overrides come last.
+    """
 
     kind: Literal["system"] = "system"
     name: Name
     description: str = Field(max_length=2000, description="what this is, in a sentence")
-    base: str | None = Field(None, description="system to start from, instead of the parts")
+    base: str | None = Field(None, description="system to start from; parts beside it replace its own")
     # Parts may be names, paths or tables; the loader builds them and reports their errors itself.
     gpu: SkipValidation[str | GpuSpec | None] = Field(None, description="GPU: name, .toml file or table")
     link: SkipValidation[str | LinkSpec | None] = Field(None, description="link: name, .toml file or table")
@@ -301,20 +304,22 @@ def _load_system(reference: Any, folder: Path | None, chain: tuple[Path, ...]) -
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
     given = [part for part in PARTS if getattr(file, part) is not None]
+    base = None
     if file.base is not None:
-        if given:
-            raise SpecError(f"{where}: keys 'base' and {shown(given[0])} exclude each other; use [overrides]")
         try:
             base = _load_system(file.base, path.parent, (*chain, path.resolve()))
         except SpecError as error:
             raise SpecError(f"{where}: base: {error}") from None
-        system = base._copy(name=file.name, description=file.description)
-    else:
-        for part in ("gpu", "link"):
-            if part not in given:
-                raise SpecError(f"{where}: key '{part}' is missing; a system needs gpu and link, or a base")
-        specs: dict[str, Any] = {part: resolve(getattr(file, part), PARTS[part], path, f": {part}") for part in given}
+    for part in ("gpu", "link"):
+        if base is None and part not in given:
+            raise SpecError(f"{where}: key '{part}' is missing; a system needs gpu and link, or a base")
+    specs: dict[str, Any] = {part: resolve(getattr(file, part), PARTS[part], path, f": {part}") for part in given}
+    if base is None:
         system = System(name=file.name, description=file.description, **specs)
+    else:
+        # What the base says of the peaks of a part goes with the part.
+        peaks = {key: peak for key, peak in base.stated_peaks.items() if key.partition(".")[0] not in specs}
+        system = base._copy(name=file.name, description=file.description, stated_peaks=peaks, **specs)
     try:
         return system._with(file.overrides, file.override_sources, path.parent)
     except SpecError as error:

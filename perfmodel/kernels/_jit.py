@@ -128,8 +128,14 @@ class Kernel:
             return self._compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Not through the property: after the first call no lock is taken.
-        return (self._compiled or self.compiled)(*args, **kwargs)
+        try:
+            # Not through the property: after the first call no lock is taken.
+            return (self._compiled or self.compiled)(*args, **kwargs)
+        except SystemError as error:
+            if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+                # It arrived while compiled code wrapped up its results, which does not look for exceptions.
+                raise KeyboardInterrupt from None
+            raise
 
     def __repr__(self) -> str:
         return f"<kernel {self.__module__}.{self.__qualname__}>"  # type: ignore[attr-defined]

@@ -26,27 +26,10 @@ _INTS = read_only(types.int64[::1])
 _FLOATS = read_only(types.float64[:, :, ::1])
 # Added to a likelihood, so that nearness orders the experts that were never used.
 _SMALL = 1e-4
-_NEVER = np.int64(2**62)
-
-
-@scalar
-def _record(rule, bits, layer, expert, weights, chances, row, last, state):
-    """What a resident's score is made of that changes only when its own layer runs."""
-    uses, high_uses, used_at, total, value, following = state
-    if rule == LRU:
-        return np.float64(last[bits, layer, expert])
-    if rule == LFU:
-        return np.float64(uses[layer, expert])
-    if rule == RECENT_SCORE:
-        return value[layer, expert]
-    if rule == BELADY:
-        return -np.float64(following[layer, expert])
-    if rule == WEIGHTED:
-        records = weights[0] * used_at[layer, expert] + weights[1] * uses[layer, expert]
-        return records + weights[2] * high_uses[layer, expert]
-    if chances.shape[0] > 0:
-        return chances[row, layer, expert]
-    return uses[layer, expert] / max(total[layer], 1)
+# A request that never comes: later than all others, and exact as a number with a point.
+_NEVER = np.int64(2**53)
+# The bits of an infinite number.
+INFINITE = np.array(np.inf).view(np.int64)[()]
 
 
 @scalar
@@ -60,64 +43,76 @@ def _score(rule, record, step, near, weights):
 
 
 @scalar
-def _look_again(rule, bits, layer, weights, chances, row, pools, state):
+def _look_again(bits, layer, shares, uses, total, record, held, guard, stale, lowest, loose):
     """Bring the lowest record of a layer's residents that may be evicted up to date, and their number."""
-    held, guard, last, _, stale, lowest, loose = pools
-    found, count = np.inf, 0
+    if shares:
+        for expert in range(held.shape[2]):
+            record[bits, layer, expert] = uses[layer, expert] / max(total[layer], 1)
+    # Numbers >= 0 are in the order of their bits, of which many are compared at once.
+    coded, found, count = record.view(np.int64), INFINITE, 0
     for expert in range(held.shape[2]):
-        if held[bits, layer, expert] and not guard[bits, layer, expert]:
-            found = min(found, _record(rule, bits, layer, expert, weights, chances, row, last, state))
-            count += 1
-    lowest[bits, layer], loose[bits, layer], stale[bits, layer] = found, count, False
+        free = held[bits, layer, expert] > guard[bits, layer, expert]
+        found = min(found, coded[bits, layer, expert] if free else INFINITE)
+        count += free
+    lowest.view(np.int64)[bits, layer], loose[bits, layer], stale[bits, layer] = found, count, False
 
 
 @scalar
 def _insert(
-    bits, layer, expert, clock, rule, everywhere, shared, sizes, capacity, step, weights, chances, row, near, pools,
-    state,
+    bits, layer, expert, clock, rule, everywhere, shared, precisions, sizes, capacity, step, weights, near, shares,
+    uses, total, record, held, guard, last, filled, stale, lowest, loose, score,
 ):  # fmt: skip
-    """Put a copy into the cache if there is or can be made room; whether it is there now."""
-    held, guard, last, filled, stale, lowest, loose = pools
-    layers, experts = held.shape[1:]
+    """Put a copy into the cache if there is or can be made room; whether it is there now.
+
+    Arrays come one by one: taking them out of a tuple costs more than what is done with them.
+    """
+    layers, experts = held.shape[1], held.shape[2]
     group = 0 if everywhere else layer
     pool = 0 if shared else bits
     first, stop = (0, layers) if everywhere else (layer, layer + 1)
-    from_bits, to_bits = (0, 2) if shared else (bits, bits + 1)
+    from_bits, to_bits = (0, precisions) if shared else (bits, bits + 1)
     if sizes[bits] > capacity[pool]:
         return False
     while filled[pool, group] + sizes[bits] > capacity[pool]:
-        removable = 0
         least = np.inf
         for q in range(from_bits, to_bits):
             for i in range(first, stop):
                 if stale[q, i]:
-                    _look_again(rule, q, i, weights, chances, row, pools, state)
-                removable += loose[q, i] * sizes[q]
-                if loose[q, i] > 0:
-                    least = min(least, _score(rule, lowest[q, i], step, near[i - layer], weights))
-        if filled[pool, group] - removable + sizes[bits] > capacity[pool]:
+                    _look_again(q, i, shares, uses, total, record, held, guard, stale, lowest, loose)
+                score[q, i] = _score(rule, lowest[q, i], step, near[layers + i - layer], weights)
+                least = min(least, score[q, i])
+        if least == np.inf:
             return False
+        # Where all copies have one size, any of them makes room; of smaller ones there have to be enough.
+        if to_bits - from_bits > 1 and sizes[0] != sizes[1]:
+            removable = 0
+            for q in range(from_bits, to_bits):
+                for i in range(first, stop):
+                    removable += loose[q, i] * sizes[q]
+            if filled[pool, group] - removable + sizes[bits] > capacity[pool]:
+                return False
         # Of the residents with this score, which are in layers whose lowest record has it, the least recent one.
         out_bits, out_layer, out_expert = 0, -1, -1
         for q in range(from_bits, to_bits):
             for i in range(first, stop):
-                if loose[q, i] == 0 or _score(rule, lowest[q, i], step, near[i - layer], weights) > least:
+                if score[q, i] > least:
                     continue
                 for e in range(experts):
                     if not held[q, i, e] or guard[q, i, e]:
                         continue
-                    record = _record(rule, q, i, e, weights, chances, row, last, state)
-                    if _score(rule, record, step, near[i - layer], weights) > least:
+                    if _score(rule, record[q, i, e], step, near[layers + i - layer], weights) > least:
                         continue
                     if out_layer < 0 or last[q, i, e] < last[out_bits, out_layer, out_expert]:
                         out_bits, out_layer, out_expert = q, i, e
-        if rule == BELADY and state[5][out_layer, out_expert] <= state[5][layer, expert]:
+        if rule == BELADY and record[out_bits, out_layer, out_expert] >= record[bits, layer, expert]:
             return False
         held[out_bits, out_layer, out_expert] = False
         stale[out_bits, out_layer] = True
         filled[pool, group] -= sizes[out_bits]
     held[bits, layer, expert] = True
     last[bits, layer, expert] = clock
+    if rule == LRU:
+        record[bits, layer, expert] = clock
     filled[pool, group] += sizes[bits]
     return True
 
@@ -152,18 +147,22 @@ def replay(
     guard = np.zeros((2, layers, num_experts), np.bool_)
     last = np.empty((2, layers, num_experts), np.int64)
     filled = np.empty((2, layers), np.int64)
-    # Of each layer's residents that may be evicted: whether what follows is out of date, lowest record, number.
+    # Of each layer's residents that may be evicted: whether what follows is out of date, lowest record (inf without
+    # any), number, and the score of the lowest record.
     stale, lowest = np.empty((2, layers), np.bool_), np.empty((2, layers))
-    loose = np.empty((2, layers), np.int64)
-    pools = (held, guard, last, filled, stale, lowest, loose)
-    # Nearness of layer i while layer l runs, at i - l, which also counts from the end.
-    near = 1.0 - np.arange(layers) / layers
+    loose, score = np.zeros((2, layers), np.int64), np.empty((2, layers))
+    precisions = 2 if (wanted == LOW).any() or (predicted_wanted == LOW).any() else 1
+    # Nearness of layer i while layer l runs, at L + i - l.
+    near = 1.0 - np.arange(2 * layers) % layers / layers
     # Copies of this step that wait for their pick, and those among them for which the cache has no room.
     fresh = np.zeros((2, num_experts), np.bool_)
     aside = np.zeros((2, num_experts), np.bool_)
     uses, high_uses, used_at = np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(shape, np.int64)
     total, value, following = np.empty(layers, np.int64), np.empty(shape), np.empty(shape, np.int64)
-    state = (uses, high_uses, used_at, total, value, following)
+    # What the score of a copy is made of that changes only when its own layer runs. Shares of the uses change with
+    # every use in the layer, so they are formed when they are needed.
+    record = np.empty((2, layers, num_experts))
+    shares = rule == ACTIVATION and chances.shape[0] == 0
     again = np.empty(ids.shape if rule == BELADY else (0, 0, 0), np.int64)
     row = np.int64(0)
     for s in range(offsets.shape[0] - 1):
@@ -176,8 +175,10 @@ def replay(
         used_at[:] = 0
         total[:] = 0
         value[:] = 0.0
+        record[:] = 0.0
         stale[:] = True
-        clock = np.int64(0)
+        # Times of what is loaded at the start fall below those of the picks.
+        clock = np.int64(initial.shape[2] * layers)
         if rule == BELADY:
             following[:] = _NEVER
             for t in range(end - 1, begin - 1, -1):
@@ -187,6 +188,7 @@ def replay(
                         if expert < num_experts:
                             again[t, layer, j] = following[layer, expert]
                             following[layer, expert] = (t * layers + layer) * width + j
+            record[:] = _NEVER - following
         for rank in range(initial.shape[2]):
             for layer in range(layers):
                 expert = initial[min(s, initial.shape[0] - 1), layer, rank]
@@ -196,12 +198,15 @@ def replay(
                 clock -= 1
                 held[0, layer, expert] = True
                 last[0, layer, expert] = clock
+                if rule == LRU:
+                    record[0, layer, expert] = clock
                 filled[0, group] += sizes[0]
-        clock = np.int64(0)
+        clock = np.int64(initial.shape[2] * layers)
         for t in range(begin, end):
             step = t - begin + 1
-            if match.shape[0] > 0 and match[t] != row:
+            if match.shape[0] > 0 and rule == ACTIVATION and (t == begin or match[t] != row):
                 row = match[t]
+                record[:] = chances[row]
                 stale[:] = True
             for layer in range(layers):
                 stale[0, layer] = stale[1, layer] = True
@@ -222,14 +227,20 @@ def replay(
                     clock += 1
                     fresh[bits, expert] = True
                     used_at[layer, expert] = step
+                    if rule == WEIGHTED:
+                        now = weights[0] * step + weights[1] * uses[layer, expert]
+                        now += weights[2] * high_uses[layer, expert]
+                        record[0, layer, expert] = record[1, layer, expert] = now
                     stale[0, layer] = stale[1, layer] = True
                     aside[bits, expert] = not _insert(
-                        bits, layer, expert, clock, rule, everywhere, shared, sizes, capacity, step, weights,
-                        chances, row, near, pools, state,
+                        bits, layer, expert, clock, rule, everywhere, shared, precisions, sizes, capacity, step,
+                        weights, near, shares, uses, total, record, held, guard, last, filled, stale, lowest,
+                        loose, score,
                     )  # fmt: skip
                 stale[0, layer] = stale[1, layer] = True
                 if rule == RECENT_SCORE:
-                    value[layer] *= 1.0 - weights[4]
+                    for expert in range(num_experts):
+                        value[layer, expert] *= 1.0 - weights[4]
                 for j in range(width):
                     expert = ids[t, layer, j]
                     if expert >= num_experts:
@@ -240,6 +251,9 @@ def replay(
                         guard[0, layer, expert] = True
                         if wanted.shape[0] > 0 and wanted[t, layer, j] != HIGH:
                             guard[1, layer, expert] = True
+                if rule == RECENT_SCORE:
+                    for expert in range(num_experts):
+                        record[0, layer, expert] = record[1, layer, expert] = value[layer, expert]
                 for j in range(width):
                     expert = ids[t, layer, j]
                     if expert >= num_experts:
@@ -265,14 +279,23 @@ def replay(
                     stale[0, layer] = stale[1, layer] = True
                     used_at[layer, expert] = step
                     if rule == BELADY:
-                        following[layer, expert] = again[t, layer, j]
+                        record[0, layer, expert] = record[1, layer, expert] = _NEVER - again[t, layer, j]
+                    elif rule == LFU:
+                        record[0, layer, expert] = record[1, layer, expert] = uses[layer, expert]
+                    elif rule == WEIGHTED:
+                        now = weights[0] * step + weights[1] * uses[layer, expert]
+                        now += weights[2] * high_uses[layer, expert]
+                        record[0, layer, expert] = record[1, layer, expert] = now
                     if held[bits, layer, expert]:
                         last[bits, layer, expert] = clock
+                        if rule == LRU:
+                            record[bits, layer, expert] = clock
                         kept[t, layer, j] = True
                     elif not aside[bits, expert]:
                         kept[t, layer, j] = _insert(
-                            bits, layer, expert, clock, rule, everywhere, shared, sizes, capacity, step,
-                            weights, chances, row, near, pools, state,
+                            bits, layer, expert, clock, rule, everywhere, shared, precisions, sizes, capacity,
+                            step, weights, near, shares, uses, total, record, held, guard, last, filled, stale,
+                            lowest, loose, score,
                         )  # fmt: skip
                 stale[0, layer] = stale[1, layer] = True
                 for j in range(width):

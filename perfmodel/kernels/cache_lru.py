@@ -3,12 +3,13 @@
 A cache of C experts holds the first C of the list of the latest requests, so the depth of an expert in that list tells
 at which capacities it hits (Mattson, Gecsei, Slutz and Traiger, IBM Systems Journal 9, 1970).
 
-Where what a step picks is protected and there is room for all its picks, the residents among them count as used before
-the first of them asks; from there on the step goes as without protection.
+Where what a step picks is protected, the residents among its picks count as used before the first of them asks. From
+there on the step goes as without protection while there is room for all its picks; where there is not, copies are kept
+until picks of the step fill the cache.
 """
 
 # The compiler infers the types of kernels.
-# mypy: allow-untyped-defs
+# mypy: allow-untyped-defs, allow-untyped-calls
 
 import numpy as np
 from numba import types
@@ -18,7 +19,7 @@ from perfmodel.kernels.cache import HIT_HIGH, MISS_HIGH, NOT_RUN
 
 _IDS = read_only(types.uint16[:, :, ::1])
 _INTS = read_only(types.int64[::1])
-_OUTCOME = types.uint8[:, :, ::1]
+_RESULT = types.Tuple((types.uint8[:, :, ::1], types.boolean[:, :, ::1]))
 
 # Eight numbers below 255 in one integer, the latest in the lowest byte; 255 is an empty place.
 _ONES, _TOPS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
@@ -39,14 +40,17 @@ def _to_front(recent, expert):
     return (recent & ~up_to) | ((recent << _EIGHT) & up_to) | expert, (lowest >> _SEVEN) - _ONE
 
 
-@loop(_OUTCOME(_IDS, _INTS, _IDS, types.int64, types.int64, types.boolean))
+@loop(_RESULT(_IDS, _INTS, _IDS, types.int64, types.int64, types.boolean))
 def lru_of_few(ids, offsets, initial, num_experts, capacity, protected):
-    """Outcome [T, L, k] of every pick in caches of ``capacity`` >= 1 of at most 8 experts a layer.
+    """Outcome [T, L, k] of every pick in caches of at most 8 experts a layer, and whether it is kept [T, L, k].
 
-    Parameters as in `cache.replay`; with ``protected`` the capacity is at least k.
+    Parameters as in `cache.replay`. Where there is room for all picks of a step, everything that runs is kept, and
+    the second array is empty.
     """
     steps, layers, width = ids.shape
     outcome = np.empty((steps, layers, width), np.uint8)
+    scarce = capacity < (width if protected else 1)
+    kept = np.zeros((steps, layers, width) if scarce else (0, 0, 0), np.bool_)
     recent = np.empty(layers, np.uint64)
     experts = np.uint64(num_experts)
     limit = _EMPTY if capacity >= 8 else (_ONE << np.uint64(8 * capacity)) - _ONE
@@ -57,30 +61,46 @@ def lru_of_few(ids, offsets, initial, num_experts, capacity, protected):
         for layer in range(layers):
             loaded = 0
             for rank in range(initial.shape[2]):
-                if initial[row, layer, rank] < num_experts and loaded < capacity:
+                expert = np.uint64(initial[row, layer, rank])
+                if expert < experts and loaded < capacity and _to_front(recent[layer], expert)[1] == _EMPTY:
                     # To the end of the list, of which the empty places are the rest.
                     place = np.uint64(8 * loaded)
                     recent[layer] &= ~(np.uint64(255) << place)
-                    recent[layer] |= np.uint64(initial[row, layer, rank]) << place
+                    recent[layer] |= expert << place
                     loaded += 1
         for t in range(offsets[s], offsets[s + 1]):
             for layer in range(layers):
                 order = recent[layer]
+                safe = 0  # residents that the step picks
                 if protected:
                     for j in range(width):
                         expert = np.uint64(ids[t, layer, j])
                         if expert < experts:
                             used, before = _to_front(order, expert)
                             order = used if before < limit else order
-                for j in range(width):
-                    expert = np.uint64(ids[t, layer, j])
-                    code = NOT_RUN
-                    if expert < experts:
-                        order, before = _to_front(order, expert)
-                        code = HIT_HIGH if before < limit else MISS_HIGH
-                    outcome[t, layer, j] = code
+                            safe += before < limit
+                if scarce:
+                    for j in range(width):
+                        expert = np.uint64(ids[t, layer, j])
+                        code = NOT_RUN
+                        if expert < experts:
+                            used, before = _to_front(order, expert)
+                            code = HIT_HIGH if before < limit else MISS_HIGH
+                            room = safe < capacity
+                            kept[t, layer, j] = before < limit or room
+                            order = used if before < limit or room else order
+                            safe += before >= limit and room
+                        outcome[t, layer, j] = code
+                else:
+                    for j in range(width):
+                        expert = np.uint64(ids[t, layer, j])
+                        code = NOT_RUN
+                        if expert < experts:
+                            order, before = _to_front(order, expert)
+                            code = HIT_HIGH if before < limit else MISS_HIGH
+                        outcome[t, layer, j] = code
                 recent[layer] = order
-    return outcome
+    return outcome, kept
 
 
 @scalar
@@ -99,14 +119,12 @@ def _link(before, after, end, node):
     after[end] = node
 
 
-@loop(_OUTCOME(_IDS, _INTS, _IDS, types.int64, types.int64, types.boolean, types.boolean))
+@loop(_RESULT(_IDS, _INTS, _IDS, types.int64, types.int64, types.boolean, types.boolean))
 def lru_of_many(ids, offsets, initial, num_experts, capacity, protected, everywhere):
-    """Outcome [T, L, k] of every pick in a cache of ``capacity`` >= 1 experts of a layer, or of all layers.
-
-    Parameters as in `cache.replay`; with ``protected`` the capacity is at least k.
-    """
+    """As `lru_of_few`, of any number of experts of a layer, or of all layers; the second array is never left out."""
     steps, layers, width = ids.shape
     outcome = np.empty((steps, layers, width), np.uint8)
+    kept = np.zeros((steps, layers, width), np.bool_)
     nodes, rings = layers * num_experts, 1 if everywhere else layers
     # Residents in rings, by falling recency; -1 before those that are not resident.
     before, after = np.empty(nodes + rings, np.int32), np.empty(nodes + rings, np.int32)
@@ -129,12 +147,14 @@ def lru_of_many(ids, offsets, initial, num_experts, capacity, protected, everywh
             for layer in range(layers):
                 ring = 0 if everywhere else layer
                 end, base = nodes + ring, layer * num_experts
+                safe = 0  # residents that the step picks
                 if protected:
                     for j in range(width):
                         node = base + ids[t, layer, j]
                         if ids[t, layer, j] < num_experts and before[node] >= 0:
                             _unlink(before, after, node)
                             _link(before, after, end, node)
+                            safe += 1
                 for j in range(width):
                     node = base + ids[t, layer, j]
                     if ids[t, layer, j] >= num_experts:
@@ -145,6 +165,9 @@ def lru_of_many(ids, offsets, initial, num_experts, capacity, protected, everywh
                         _unlink(before, after, node)
                     else:
                         outcome[t, layer, j] = MISS_HIGH
+                        if safe >= capacity:
+                            continue
+                        safe += protected
                         if filled[ring] < capacity:
                             filled[ring] += 1
                         else:
@@ -152,7 +175,8 @@ def lru_of_many(ids, offsets, initial, num_experts, capacity, protected, everywh
                             _unlink(before, after, oldest)
                             before[oldest] = -1
                     _link(before, after, end, node)
-    return outcome
+                    kept[t, layer, j] = True
+    return outcome, kept
 
 
 @scalar

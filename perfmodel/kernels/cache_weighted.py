@@ -7,7 +7,7 @@ import numpy as np
 from numba import types
 
 from perfmodel.kernels._jit import loop, read_only, scalar
-from perfmodel.kernels.cache import HIT_HIGH, MISS_HIGH, NOT_RUN
+from perfmodel.kernels.cache import HIT_HIGH, INFINITE, MISS_HIGH, NOT_RUN
 
 _IDS = read_only(types.uint16[:, :, ::1])
 _INTS = read_only(types.int64[::1])
@@ -15,12 +15,15 @@ _RESULT = types.Tuple((types.uint8[:, :, ::1], types.boolean[:, :, ::1]))
 
 
 @scalar
-def _lowest(records, held):
-    """Lowest record of a layer's residents, inf without any."""
-    lowest = np.inf
-    for expert in range(records.shape[0]):
-        lowest = min(lowest, records[expert] if held[expert] else np.inf)
-    return lowest
+def _look_again(layer, records, loose, lowest):
+    """Bring the lowest record of a layer's residents that may be evicted up to date; inf without any.
+
+    Numbers >= 0 are in the order of their bits, of which many are compared at once.
+    """
+    coded, found = records.view(np.int64), INFINITE
+    for expert in range(records.shape[1]):
+        found = min(found, coded[layer, expert] if loose[layer, expert] else INFINITE)
+    lowest.view(np.int64)[layer] = found
 
 
 @loop(
@@ -67,7 +70,7 @@ def weighted(ids, offsets, initial, weights, num_experts, capacity, protected, e
                 filled[group] += 1
         loose[:] = held
         for layer in range(layers):
-            lowest[layer] = _lowest(records[layer], held[layer])
+            _look_again(layer, records, held, lowest)
         clock = np.int64(0)
         for t in range(offsets[s], offsets[s + 1]):
             step = t - offsets[s] + 1
@@ -78,7 +81,7 @@ def weighted(ids, offsets, initial, weights, num_experts, capacity, protected, e
                     for j in range(width):
                         if ids[t, layer, j] < num_experts:
                             loose[layer, ids[t, layer, j]] = False
-                    lowest[layer] = _lowest(records[layer], loose[layer])
+                    _look_again(layer, records, loose, lowest)
                 for j in range(width):
                     expert = ids[t, layer, j]
                     if expert >= num_experts:
@@ -96,7 +99,7 @@ def weighted(ids, offsets, initial, weights, num_experts, capacity, protected, e
                             filled[group] += 1
                         else:
                             if not protected:  # a hit just before may have raised it
-                                lowest[layer] = _lowest(records[layer], loose[layer])
+                                _look_again(layer, records, loose, lowest)
                             least = np.inf
                             for i in range(first, stop):
                                 ahead = i - layer if i >= layer else i - layer + layers
@@ -115,7 +118,7 @@ def weighted(ids, offsets, initial, weights, num_experts, capacity, protected, e
                                     if out_layer < 0 or last[i, e] < last[out_layer, out_expert]:
                                         out_layer, out_expert = i, e
                             held[out_layer, out_expert] = loose[out_layer, out_expert] = False
-                            lowest[out_layer] = _lowest(records[out_layer], loose[out_layer])
+                            _look_again(out_layer, records, loose, lowest)
                         held[layer, expert] = True
                     kept[t, layer, j] = True
                     if not protected:
@@ -124,5 +127,5 @@ def weighted(ids, offsets, initial, weights, num_experts, capacity, protected, e
                     for j in range(width):
                         if ids[t, layer, j] < num_experts:
                             loose[layer, ids[t, layer, j]] = held[layer, ids[t, layer, j]]
-                lowest[layer] = _lowest(records[layer], loose[layer])
+                _look_again(layer, records, loose, lowest)
     return outcome, kept

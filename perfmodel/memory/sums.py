@@ -10,7 +10,7 @@ from perfmodel.memory.activations import activation_parts
 from perfmodel.memory.ranks import Stage, rank_stages
 from perfmodel.memory.request import Request
 from perfmodel.model.cache import allocated
-from perfmodel.placement import Side
+from perfmodel.placement import Behind, Side
 
 Use = Literal["weights", "experts", "replicas", "buffers", "kv", "activations", "reserve"]
 Role = Literal["gpu", "near-data", "host"]
@@ -72,6 +72,7 @@ class Kept:
     replica_bits : widths of the quantised copies behind the link [bit].
     per_layer : the same number for every layer, where there is one; None for all experts.
     attention_on, trunk_on : where attention with its cache is, and where everything else beside the experts is.
+    behind : what a policy keeps behind the link.
     """
 
     resident: tuple[int, ...]
@@ -80,6 +81,7 @@ class Kept:
     per_layer: int | None = None
     attention_on: Side = "gpu"
     trunk_on: Side = "gpu"
+    behind: Behind = "experts"
 
     def on(self, weights: str) -> Side:
         """Where the weights of a class are that is not the experts'."""
@@ -146,7 +148,7 @@ class Sums:
             kept = self.with_experts(int(own.gpu_experts), own.gpu_buffer_bytes, replicas)
         else:
             kept = Kept(self._spread(own.gpu_experts), own.gpu_buffer_bytes, replicas)
-        return replace(kept, attention_on=own.attention_on, trunk_on=own.trunk_on)
+        return replace(kept, attention_on=own.attention_on, trunk_on=own.trunk_on, behind=own.behind)
 
     def _spread(self, mean: float) -> tuple[int, ...]:
         """A mean number of experts a layer as whole numbers: as alike as can be, the last layers with one more."""
@@ -214,20 +216,20 @@ class Sums:
     def behind(self, context: int, batch: int, kept: Kept) -> Device | None:
         """What is behind the link, one for all GPUs; None where nothing is kept there.
 
-        A policy keeps every expert there, also those that are on the GPU, for they move; without one, only the others
-        are. Every socket that reads its own experts has them all.
+        A policy keeps every expert there, also those that are on the GPU, for they move, unless it says otherwise;
+        without one, only the others are. Every socket that reads its own experts has them all.
         """
         system = self.request.system
         copies = system.cpu.expert_copies if system.cpu is not None and system.ndp is None else 1
         whole = sum(count * size for count, size in self._layers)
         away = [(count - on_gpu) * size for (count, size), on_gpu in zip(self._layers, kept.resident, strict=True)]
-        experts = whole if self.request.policy is not None else math.fsum(away)
+        experts = whole * (kept.behind == "experts") if self.request.policy is not None else math.fsum(away)
         stored = self.request.model.storage.expert.bits
         parts = [Part("experts", "experts at stored precision", copies * experts)] * bool(experts)
         parts += [
             Part("replicas", f"{width:g}-bit copies", copies * whole * width / stored)
             for width in kept.replica_bits
-            if whole
+            if whole and kept.behind != "nothing"
         ]
         for stage in self._stages if "cpu" in (kept.attention_on, kept.trunk_on) else ():
             parts += [

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from perfmodel.answers.dominance import nondominated
-from perfmodel.plots.drawing import beside, handles, name_rows, stack
-from perfmodel.plots.style import BLACK, BLUE, PAGE, PART_LOOKS, RED, Look
+from perfmodel.plots.drawing import handles, name_rows, stack
+from perfmodel.plots.style import BLACK, BLUE, PAGE, PART_LOOKS, RED
 from perfmodel.plots.sweep.labels import log_axis, metric_words
 from perfmodel.plots.sweep.page import legend_above, page
 from perfmodel.plots.words import folded, model_name, number, plain, routing
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 #: More policies than this make no readable figure; the best ones are drawn.
 MOST_POLICIES = 40
-_FLOOR = "bandwidth floor"
+_TIME, _FLOOR = "time per output token", "bandwidth floor"
+#: Relative difference below which two losses or times are equal: that of sums in another order.
+_SAME = 1e-9
 #: Heights of a line of text, and of a label beside the front [inch].
 _LINE, _LABEL = 0.125, 0.14
 
@@ -32,30 +34,31 @@ def rank_figures(ranking: Ranking) -> dict[str, Figure]:
 
     ``rank_times``: mean time per output token with its bandwidth floor and hit rates, and the parts of its critical
     path. ``rank_pareto``: that time against the quantisation loss, with the policies that no other beats in both; it is
-    left out where no loss is known. Of more than `MOST_POLICIES` policies the best are drawn.
+    left out where no two losses are known and differ. Of more than `MOST_POLICIES` policies the best are drawn.
     """
     rows = ranking.rows[:MOST_POLICIES]
     found = {"rank_times": _times_figure(ranking, rows)}
     known = [one for one in rows if one.evaluation.quant_loss is not None]
-    if known:
+    if len(np.unique(alike([_loss(one) for one in known]))) > 1:
         found["rank_pareto"] = _pareto_figure(ranking, rows, known)
     return found
 
 
 def _times_figure(ranking: Ranking, rows: Sequence[Ranked]) -> Figure:
     names = ["\n".join(folded(plain(one.label, 80), 26).split("\n")) for one in rows]
-    lines = max(1.6, *(name.count("\n") + 1.3 for name in names)) * len(names)
+    lines = max(2.1, *(name.count("\n") + 1.3 for name in names)) * len(names)
     shares = {
         part: [100 * one.evaluation.breakdown_s[part] / one.evaluation.tpot_mean_s for one in rows]
         for part in PART_LOOKS
     }
-    entries = [PART_LOOKS[part].label for part, values in shares.items() if any(values)]
+    entries = [_TIME, _FLOOR, *(PART_LOOKS[part].label for part, values in shares.items() if any(values))]
     sentences = [
-        "Left: mean time per output token, with the hit rate and that of Belady's rule in a cache of the same slots.",
+        "Left: mean time per output token, with the hit rate (mean over sequences) and that of Belady's rule in a cache"
+        " of the same slots.",
         f"Right: its critical path. Sorted by {metric_words(ranking.metric)}.",
         *_about(ranking, rows),
     ]
-    with page(1, 2, (PAGE, 0.75 + _LINE * lines), sentences, [*entries, _FLOOR], sharey=True) as (figure, grid):
+    with page(1, 2, (PAGE, 0.75 + _LINE * lines), sentences, entries, sharey=True) as (figure, grid):
         times, parts = grid.flat
         _draw_times(times, rows)
         stack(parts, shares, PART_LOOKS)
@@ -64,30 +67,36 @@ def _times_figure(ranking: Ranking, rows: Sequence[Ranked]) -> Figure:
         for axes in grid.flat:
             name_rows(axes, names)
         drawn = handles(parts, times)
-        legend_above(figure, {label: drawn[label] for label in [*entries, _FLOOR]})
+        legend_above(figure, {label: drawn[label] for label in entries})
     return figure
 
 
 def _draw_times(axes: Axes, rows: Sequence[Ranked]) -> None:
-    """Bars on a logarithmic axis, as the slowest policy may take a hundred times as long as the fastest."""
+    """Points on a logarithmic axis, as the slowest policy may take a hundred times as long as the fastest.
+
+    No bars: a logarithmic axis has no zero that they could begin at.
+    """
     times = np.array([one.evaluation.tpot_mean_s for one in rows]) * 1e3
     floors = np.array([one.evaluation.bandwidth_floor_s for one in rows]) * 1e3
     place = np.arange(len(rows))
-    low, high = 0.7 * float(floors.min()), float(times.max())
-    axes.barh(place, times - low, 0.62, left=low, **Look("", BLUE).options() | {"label": "_times"})
-    axes.plot(floors, place, "|", color=RED, ms=9, mew=1.6, label=_FLOOR)
+    low, high = float(floors.min()), float(times.max())
+    axes.hlines(place, floors, times, color=BLACK, linewidth=0.6, zorder=2)
+    axes.plot(floors, place, "|", color=RED, ms=9, mew=1.6, label=_FLOOR, zorder=3)
+    axes.plot(times, place, "o", color=BLUE, ms=5, mec=BLACK, mew=0.5, label=_TIME, zorder=4)
     for y, (one, time) in enumerate(zip(rows, times.tolist(), strict=True)):
-        bound = "" if one.belady_hit_rate is None else f", Belady {one.belady_hit_rate:.2f}"
-        beside(axes, time, y, f"{number(time)}; hit {one.evaluation.hit_rate.own:.2f}{bound}")
-    # Room for the labels: a share of the axis, which is a power of its span.
-    log_axis(axes, "x", low, high * (high / low) ** 0.85, 5)
+        bound = "" if one.belady_hit_rate is None else f"\nBelady {one.belady_hit_rate:.2f}"
+        words = f"{number(time)}; hit {one.evaluation.hit_rate.own:.2f}{bound}"
+        # In the gap between the panels, which grows with them.
+        axes.annotate(words, (1.02, y), xycoords=("axes fraction", "data"), ha="left", va="center")
+    room = max(high / low, 1.2) ** 0.05
+    log_axis(axes, "x", low / room, high * room, 5)
     axes.set_xlabel("mean time per output token (ms, log)")
 
 
 def _pareto_figure(ranking: Ranking, rows: Sequence[Ranked], known: Sequence[Ranked]) -> Figure:
     noise = all(one.evaluation.quant_noise is not None for one in known)
-    losses = np.array([(100 * (one.evaluation.quant_noise or 0.0) if noise else _loss(one)) for one in known])
-    times = np.array([one.evaluation.tpot_mean_s for one in known]) * 1e3
+    losses = alike([(100 * (one.evaluation.quant_noise or 0.0) if noise else _loss(one)) for one in known])
+    times = alike([1e3 * one.evaluation.tpot_mean_s for one in known])
     front = nondominated(np.column_stack([losses, times]))
     places = {id(one): place for place, one in enumerate(ranking.rows, 1)}
     unknown = [plain(one.label, 40) for one in rows if one.evaluation.quant_loss is None]
@@ -129,8 +138,8 @@ def _draw_front(axes: Axes, losses: NDArray[np.float64], times: NDArray[np.float
     axes.plot(losses[behind], times[behind], markerfacecolor="white", zorder=3, **marks)
     axes.step(losses[front], times[front], where="post", color=BLACK, linewidth=0.9, zorder=2)
     axes.plot(losses[front], times[front], markerfacecolor=BLUE, zorder=4, **marks)
-    highest = float(losses.max())
-    axes.set_xlim(-0.06 * (highest or 1.0), 1.06 * (highest or 1.0))
+    low, high = float(losses.min()), float(losses.max())
+    axes.set_xlim(low - 0.06 * (high - low), high + 0.06 * (high - low))
     room = (float(times.max()) / float(times.min())) ** 0.06
     log_axis(axes, "y", float(times.min()) / max(room, 1.1), float(times.max()) * max(room, 1.1), 7)
     axes.set_ylabel("mean time per output token (ms, log)")
@@ -149,9 +158,21 @@ def _name_points(axes: Axes, x: NDArray[np.float64], y: NDArray[np.float64], lab
     for at, i in zip(places.tolist(), order.tolist(), strict=True):
         axes.annotate(
             labels[i], (x[i], y[i]), (1.05, at), textcoords="axes fraction", ha="left", va="center",
-            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": "#808080", "shrinkB": 3, "shrinkA": 1},
+            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": "#808080", "shrinkB": 3, "shrinkA": 1,
+                        "relpos": (0.0, 0.5)},
             zorder=1,
         )  # fmt: skip
+
+
+def alike(values: Sequence[float]) -> NDArray[np.float64]:
+    """Numbers of which those that differ by rounding alone are the same, the least of them."""
+    found = np.array(values, np.float64)
+    order = np.argsort(found, kind="stable")
+    rising = found[order]
+    if len(rising):
+        first = np.concatenate(([True], np.diff(rising) > _SAME * np.abs(rising[1:])))
+        found[order] = rising[first][np.cumsum(first) - 1]
+    return found
 
 
 def spread(places: NDArray[np.float64], gap: float) -> NDArray[np.float64]:

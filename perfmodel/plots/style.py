@@ -77,7 +77,7 @@ PART_LOOKS = {
     "router": Look("router", YELLOW),
     "dense": Look("dense layers", PURPLE, "xxxx"),
     "experts_gpu": Look("experts on GPU", SKY),
-    "link": Look("link", LIGHT),
+    "link": Look("link", GREY),
     "ndp": Look("experts near data", ORANGE, "\\\\\\\\"),
     "cpu": Look("experts on CPU", GREEN, "...."),
     "head": Look("LM head", BLACK),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.caches import AHEAD_HIGH, HIGH, MISS_HIGH, NOT_RUN, NOTHING, CacheReplay, replay_cache
-from perfmodel.policies.base import EXPERTS, PlanInputs, option, require
+from perfmodel.policies.base import EXPERTS, MOST_FORETOLD, PlanInputs, option, require
 from perfmodel.policies.cached import CachedExperts
 from perfmodel.routing.blocks import NO_EXPERT
 
@@ -30,7 +30,9 @@ class CopiedAhead(CachedExperts):
 
     def replay(self, inputs: PlanInputs, slots: int) -> CacheReplay:
         top_k = inputs.model.top_k
-        require(self, "predicted", self.predicted is None or self.predicted <= top_k, f"0 to {top_k} | auto")
+        most = min(top_k, MOST_FORETOLD)
+        foretold_picks = top_k if self.predicted is None else self.predicted
+        require(self, "predicted", foretold_picks <= most, f"0 to {most}{' | auto' * (most == top_k)}")
         if self.predicted == 0:
             return super().replay(inputs, slots)
         from perfmodel.routing import prediction

@@ -21,7 +21,7 @@ from perfmodel.errors import PlacementError, PolicyError
 from perfmodel.hardware import System
 from perfmodel.hardware.base import shown
 from perfmodel.model import MoEModel
-from perfmodel.placement import Side
+from perfmodel.placement import Behind, Side
 from perfmodel.point import link_bytes_per_s, ndp_bytes_per_s
 from perfmodel.routing import Replay, statistics
 
@@ -33,11 +33,15 @@ RoundTrips = Literal["none", "cpu", "layer"]
 
 #: Upper end of an option that counts experts: as many as a layer has.
 EXPERTS = "E"
+#: Most work classes of a plan, and most experts of a layer that are foretold: their numbers are kept as bytes.
+MOST_CLASSES = MOST_FORETOLD = 255
 #: Hardware keys that every plan reads: weights must fit, and the default placement is what fits.
 CAPACITY_KEYS = (
     "gpu.memory_capacity_gb",
     "ndp.capacity_gb",
     "cpu.memory_capacity_gb",
+    "cpu.sockets",
+    "cpu.numa",
     "host.pinned_memory_gb",
 )
 #: Hardware keys that `split_count` reads.
@@ -86,13 +90,15 @@ class WorkClass(NamedTuple):
 
 
 class ClassTable:
-    """Collects the work classes of a plan and hands out their numbers."""
+    """Collects the work classes of a plan and hands out their numbers, which fit into a byte."""
 
     def __init__(self) -> None:
         self._numbers: dict[WorkClass, int] = {}
 
     def number(self, work: WorkClass) -> int:
-        """Number of a class; a new class gets the next one."""
+        """Number of a class; a new class gets the next one. Raises PolicyError for more than `MOST_CLASSES`."""
+        if work not in self._numbers and len(self._numbers) == MOST_CLASSES:
+            raise PolicyError(f"found more than {MOST_CLASSES} kinds of work in a plan, allowed {MOST_CLASSES}")
         return self._numbers.setdefault(work, len(self._numbers))
 
     def classes(self) -> tuple[WorkClass, ...]:
@@ -130,6 +136,7 @@ class Plan:
         none, or gives widths to picks.
     sequence_bits : float64 [sequences], the same of every sequence on its own; NaN or None as there.
     notes : sentences for the report: what was assumed or chosen by default.
+    behind : what is kept behind the link, see `placement.memory_footprint`.
     pinned_experts : experts of every layer that are pinned in host memory if anything is copied, because they may be
         copied; None: all of them.
     """
@@ -158,6 +165,7 @@ class Plan:
     norm: placement.Norm = "sum"
     mean_bits: float | None = None
     sequence_bits: NDArray[np.float64] | None = None
+    behind: Behind = "experts"
     pinned_experts: float | None = None
 
 
@@ -167,6 +175,7 @@ class Residency(NamedTuple):
     gpu_experts : experts of every layer resident on the GPU. gpu_buffer_bytes : its caches and staging buffers [byte].
     replica_bits : widths of the quantised copies kept beside the full-precision experts [bit].
     attention_on, trunk_on : where the rest of the network is.
+    behind : what is kept behind the link: all experts and those copies, the copies alone, or nothing.
     """
 
     gpu_experts: float
@@ -174,6 +183,7 @@ class Residency(NamedTuple):
     replica_bits: tuple[float, ...]
     attention_on: Side = "gpu"
     trunk_on: Side = "gpu"
+    behind: Behind = "experts"
 
 
 class PlanInputs(NamedTuple):
@@ -260,7 +270,7 @@ class Policy(ABC):
 
     @abstractmethod
     def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
-        """What the policy keeps in memory; its plans keep this or, where nothing is ever copied, no staging buffer.
+        """What the policy keeps in memory; its plans keep this or less.
 
         Parameters
         ----------
@@ -310,6 +320,10 @@ def _text(value: Any) -> str:
     return str(value)
 
 
+def _limit(end: float) -> str:
+    return str(int(end)) if float(end).is_integer() and abs(end) < 1e15 else f"{end:g}"
+
+
 def _choices(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) is Literal else ()
 
@@ -333,7 +347,7 @@ def _allowed(field: "dataclasses.Field[Any]") -> str:
     if choices or field.metadata["allowed"]:
         return " | ".join(map(str, choices)) if choices else str(field.metadata["allowed"])
     ends = (field.metadata["low"], field.metadata["high"])
-    low, high = (f"{end:g}" if isinstance(end, int | float) else end for end in ends)
+    low, high = (_limit(end) if isinstance(end, int | float) else end for end in ends)
     words = (
         f"{low} to {high}" if low and high else f"{low} or more" if low else f"at most {high}" if high else "a value"
     )
@@ -388,7 +402,7 @@ def parse_options(kind: type[Policy], text: str) -> Policy:
 def require(policy: Policy, option_name: str, ok: bool, allowed: str) -> None:
     """Refuse an option value outside its range."""
     if not ok:
-        found = getattr(policy, option_name)
+        found = _text(getattr(policy, option_name))
         raise PolicyError(f"policy {policy.name}: option {option_name}: found {found}, allowed {allowed}")
 
 
@@ -479,19 +493,19 @@ def make_plan(
         prefill_tokens=prefill[1],
         **{"migrated_experts": np.zeros(trace.num_sequences), **decisions},
     )
-    return dataclasses.replace(plan, notes=(*plan.notes, *_check_memory(inputs, plan)))
+    notes = [*plan.notes, *_check_memory(inputs, plan)]
+    if plan.round_trips != "none" and inputs.system.host is None and inputs.system.ndp is None:
+        notes.append("the system has no host part: round trips and copies of the host cost nothing")
+    return dataclasses.replace(plan, notes=tuple(notes))
 
 
 def footprints(inputs: PlanInputs, plan: Plan) -> tuple[placement.Footprint, placement.Footprint]:
     """What a plan keeps on the GPU, and what is kept behind the link."""
     on: dict[str, Any] = {"attention_on": plan.attention_on, "trunk_on": plan.trunk_on}
-    context, cpu = inputs.max_context, inputs.system.cpu
-    gpu = placement.gpu_footprint(inputs.model, plan.gpu_experts, context, buffer_bytes=plan.gpu_buffer_bytes, **on)
-    copies = cpu.expert_copies if cpu is not None and inputs.system.ndp is None else 1
-    on_gpu = all(work.executor in (Executor.GPU, Executor.SKIP) for work in plan.classes)
-    if on_gpu and plan.gpu_experts == inputs.model.num_experts and not plan.migrated_experts.any():
-        copies = 0  # nothing is kept behind the link
-    return gpu, placement.memory_footprint(inputs.model, plan.replica_bits, copies=copies, context_tokens=context, **on)
+    model, context, cpu = inputs.model, inputs.max_context, inputs.system.cpu
+    gpu = placement.gpu_footprint(model, plan.gpu_experts, context, buffer_bytes=plan.gpu_buffer_bytes, **on)
+    on |= {"behind": plan.behind, "copies": 1 if cpu is None or inputs.system.ndp is not None else cpu.expert_copies}
+    return gpu, placement.memory_footprint(model, plan.replica_bits, context_tokens=context, **on)
 
 
 def _check_memory(inputs: PlanInputs, plan: Plan) -> tuple[str, ...]:
@@ -530,11 +544,13 @@ def _check_pinned(inputs: PlanInputs, plan: Plan) -> None:
     """Refuse copies from more host memory than may be pinned: the experts that may be copied, at every width copied."""
     model, host = inputs.model, inputs.system.host
     most = None if host is None else host.pinned_memory_bytes
-    widths = {work.bits for work in plan.classes if work.executor in (Executor.FETCH, Executor.COPY)}
-    if plan.migrated_experts.any():
-        widths.add(float(model.expert_bits))
-    if host is None or most is None or not widths:
+    copies = [work for work in plan.classes if work.executor in (Executor.FETCH, Executor.COPY)]
+    if host is None or most is None or not (copies or plan.migrated_experts.any()):
         return
+    # What is copied ahead and not run may be a part of an expert or several of them, at a width that others have too.
+    widths = {work.bits for work in copies if work.executor == Executor.FETCH or work.when == When.BEHIND}
+    if plan.migrated_experts.any() or not widths:
+        widths |= set(plan.replica_bits if plan.behind == "replicas" else (float(model.expert_bits),))
     each = model.num_experts if plan.pinned_experts is None else plan.pinned_experts
     needed = each * len(model.moe_layers) * sum(model.expert_bytes(bits) for bits in widths)
     if needed > most:

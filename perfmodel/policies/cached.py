@@ -14,6 +14,7 @@ from perfmodel.caches import (
     HIT_LOW,
     MISS_HIGH,
     MISS_LOW,
+    NO_EXPERT,
     NOT_RUN,
     CacheReplay,
     ExpertCache,
@@ -37,11 +38,11 @@ from perfmodel.policies.base import (
     require,
 )
 from perfmodel.policies.costs import COST_KEYS, need_cpu
-from perfmodel.policies.host import HostPrefill, host_prefill
+from perfmodel.policies.host import HostPrefill, host_prefill, prefill_copies
 from perfmodel.routing import statistics
 
 Misses = Literal["fetch", "cpu"]
-Warm = Literal["prompt", "empty"]
+Warm = Literal["prompt", "filled", "empty"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,11 @@ class CachedExperts(Policy):
     )
     bits: float | None = option(None, "stored bits of every expert; auto: the model's", low=1, high=32)
     scope: Scope = option("layer", "slots of each layer, or of all layers together")
-    warm: Warm = option("prompt", "the cache starts with what the prompt used most, or empty")
+    warm: Warm = option(
+        "prompt",
+        "the cache starts with what the prompt used most of what its prefill copied; filled up, by the prompt's use,"
+        " with copies of its own; or empty",
+    )
     fetch: Fetch = option("pipelined", "copies all before the layer computes, or each expert when its copy is there")
     prefill: HostPrefill = option("fetch", "where the prefill runs experts")
 
@@ -94,7 +99,8 @@ class CachedExperts(Policy):
         staging = model.expert_bytes(bits) if slots == 0 and self.where_missing == "fetch" else 0.0
         if bits == full:
             return Residency(float(slots), staging, ())
-        return Residency(0.0, slots * len(model.moe_layers) * model.expert_bytes(bits) + staging, (bits,))
+        held = slots * len(model.moe_layers) * model.expert_bytes(bits)
+        return Residency(0.0, held + staging, (bits,), behind="replicas")
 
     def _cache(self, model: MoEModel, slots: int) -> ExpertCache:
         """The cache, with its capacity in experts."""
@@ -106,11 +112,28 @@ class CachedExperts(Policy):
         return {}
 
     def _initial(self, inputs: PlanInputs) -> NDArray[np.uint16] | None:
-        """Experts of every sequence and layer by falling importance before the first decode step [S, L, E]."""
-        if self.warm == "empty" or not inputs.replay.trace.has_prefill:
+        """Experts of every sequence and layer by falling importance before the first decode step [S, L, E].
+
+        Of what the prefill did not copy there is NO_EXPERT, unless the cache is filled up.
+        """
+        copied = prefill_copies(inputs, self.prefill, bits=self._bits(inputs.model))
+        if self.warm == "empty" or copied is None:
             return None
         counts = statistics.selection_counts(inputs.replay.trace, "prefill").astype(np.float64)
-        return statistics.ranked_experts(counts).astype(np.uint16)
+        if self.warm == "filled":
+            return statistics.ranked_experts(counts).astype(np.uint16)
+        order = statistics.ranked_experts(np.where(copied, counts, -1.0))
+        return np.where(np.take_along_axis(copied, order, axis=-1), order, NO_EXPERT).astype(np.uint16)
+
+    def _moved(self, inputs: PlanInputs, slots: int) -> NDArray[np.float64]:
+        """Copies that fill the cache up before the first decode step, as experts at the stored precision [S]."""
+        model, copied = inputs.model, prefill_copies(inputs, self.prefill, bits=self._bits(inputs.model))
+        if self.warm != "filled" or copied is None:
+            return np.zeros(inputs.replay.trace.num_sequences)
+        counts = statistics.selection_counts(inputs.replay.trace, "prefill").astype(np.float64)
+        there = np.take_along_axis(copied, statistics.ranked_experts(counts)[..., :slots], axis=-1)
+        # A copy of fewer bits counts as that part of one.
+        return np.asarray((~there).sum(axis=(1, 2)) * (self._bits(model) / float(model.expert_bits)))
 
     def replay(self, inputs: PlanInputs, slots: int) -> CacheReplay:
         """Which picks find their expert, with so many slots a layer."""
@@ -143,6 +166,7 @@ class CachedExperts(Policy):
             copies=copies,
             fetch=self.fetch,
             round_trips="layer",
+            migrated_experts=self._moved(inputs, slots),
             **kept._asdict(),
             notes=self._notes(inputs, found, slots, bits),
         )
@@ -193,7 +217,7 @@ class CachedExperts(Policy):
             f"{', all layers together' if self.scope == 'global' else ''}: {100 * found.hit_rate:.1f} % of picks hit,"
             f" the others are {where}"
         ]
-        if self.warm == "prompt" and not inputs.replay.trace.has_prefill:
+        if self.warm != "empty" and not inputs.replay.trace.has_prefill:
             notes.append("the trace holds no prefill, so the cache starts empty")
         wrong = int(found.wasted_high.sum(dtype=np.int64) + found.wasted_low.sum(dtype=np.int64))
         if ahead or wrong:
@@ -201,8 +225,6 @@ class CachedExperts(Policy):
                 f"{100 * ahead / ran:.1f} % of picks were copied a layer ahead; {wrong / max(1, ahead + wrong):.3f} of"
                 f" these copies were not needed and {self.wrong_copies}"
             )
-        if inputs.system.host is None:
-            notes.append("the system has no host part: round trips and copies of the host cost nothing")
         return tuple(notes)
 
 

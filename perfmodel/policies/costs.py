@@ -7,9 +7,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.errors import PolicyError
 from perfmodel.hardware import System
-from perfmodel.kernels import price
+from perfmodel.kernels import point as place
+from perfmodel.kernels import price, roofline
 from perfmodel.kernels import work as kinds
 from perfmodel.model import MoEModel
+from perfmodel.operators import operators
 from perfmodel.point import Points, hardware_point
 from perfmodel.policies.base import CAPACITY_KEYS, Policy
 
@@ -58,6 +60,24 @@ def expert_costs(model: MoEModel, system: System, tokens: ArrayLike, bits: float
         none if system.cpu is None else host[:-1, kinds.CPU].copy(),
         none if system.ndp is None else near[:-1, kinds.NDP_SIDE].copy(),
         float(copied[-1, kinds.LINK]),
+    )
+
+
+def shared_experts_s(model: MoEModel, system: System) -> float:
+    """Time of the shared experts of one MoE layer with one token on the GPU [s]; 0 without such experts."""
+    _, flops, moved, launches = operators(model)[-1].row(model, 1.0)
+    point = hardware_point(system)
+    if moved == 0.0:
+        return 0.0
+    return float(
+        roofline.roofline_time(
+            flops,
+            moved,
+            point[place.GPU_FLOPS],
+            point[place.GPU_BANDWIDTH],
+            point[place.GPU_N_HALF],
+            launches * point[place.LAUNCH_OVERHEAD],
+        )
     )
 
 

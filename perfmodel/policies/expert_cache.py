@@ -8,7 +8,8 @@ ahead, at fewer bits or runs misses elsewhere can be faster.
 - ``predict`` copies ahead what the next layer is expected to pick: ``oracle`` is always right, ``table`` learns from
   the other sequences which experts follow which, ``gate`` applies the next gate to the current hidden state and is
   right with the chance ``accuracy``. A copy that was started is not aborted.
-- ``warm=prompt`` starts each sequence with the experts that its prompt used most, which the prefill has just copied.
+- ``warm=prompt`` starts each sequence with the experts that its prompt used most, of those that the prefill has just
+  copied. ``warm=filled`` fills the rest of the slots with copies before the first step, which count as migrations.
 """
 
 from dataclasses import dataclass

@@ -7,7 +7,8 @@ the places are GPU memory, which is what resident means, and host memory behind 
 
 The published controller adapts while it runs; with one sequence its ratio hardly changes, so the plan takes the count
 at which it comes to rest: the fewest residents with a ratio of at least 0.9, or as many as fit where none has.
-Computing is that of one token with none of its experts resident. Source: arXiv 2604.02715, read from a summary.
+Computing is that of one token with none of its experts resident. `residency` knows no rates and gives the most that
+may stay. Source: arXiv 2604.02715, read from a summary.
 """
 
 from dataclasses import dataclass

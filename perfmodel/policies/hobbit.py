@@ -42,6 +42,7 @@ from perfmodel.caches import (
     LOW,
     MISS_HIGH,
     MISS_LOW,
+    NO_EXPERT,
     NOT_RUN,
     NOTHING,
     CacheReplay,
@@ -68,7 +69,7 @@ from perfmodel.policies.base import (
     prefill_counts,
     require,
 )
-from perfmodel.policies.cached import Warm, extra_copies
+from perfmodel.policies.cached import extra_copies
 from perfmodel.routing import statistics
 
 Split = Literal["published", "gates"]
@@ -110,7 +111,9 @@ class Hobbit(Policy):
     w_lfu: float = option(0.25, "with rule=weighted: weight of the use", low=0, high=1)
     w_lhu: float = option(0.25, "with rule=weighted: weight of the use at high precision", low=0, high=1)
     w_fld: float = option(0.25, "with rule=weighted: weight of the nearness of the layer", low=0, high=1)
-    warm: Warm = option("empty", "the cache starts empty, or with what the prompt used most at high precision")
+    warm: Literal["prompt", "empty"] = option(
+        "empty", "the cache starts empty, or with what the prompt used most at high precision"
+    )
     fetch: Fetch = option("before", "copies all before the layer computes, or each expert when its copy is there")
     seed: int = option(0, "seed of the wrong predictions", low=0, high=2**32 - 1)
 
@@ -144,7 +147,11 @@ class Hobbit(Policy):
         """What becomes of every pick, and wrong copies."""
         layers = len(inputs.model.moe_layers) if self.scope == "global" else 1
         counts = prefill_counts(inputs) if self.warm == "prompt" else None
-        initial = None if counts is None else statistics.ranked_experts(counts.astype(np.float64)).astype(np.uint16)
+        initial = None
+        if counts is not None:  # the prefill has copied what it used, and nothing else
+            order = statistics.ranked_experts(counts.astype(np.float64))
+            used = np.take_along_axis(counts > 0, order, axis=-1)
+            initial = np.where(used, order, NO_EXPERT).astype(np.uint16)
         ahead: dict[str, Any] = {}
         if self.prefetch_accuracy:
             from perfmodel.routing import prediction

@@ -22,6 +22,40 @@ class Prefill(NamedTuple):
     tokens: NDArray[np.int64] | None
 
 
+def prefill_copies(
+    inputs: PlanInputs,
+    mode: HostPrefill,
+    *,
+    bits: float,
+    hot: NDArray[np.bool_] | None = None,
+    threshold: float | None = None,
+) -> NDArray[np.bool_] | None:
+    """Which experts the prefill copies to the GPU [S, L, E], or None when the trace holds no prefill.
+
+    Parameters as in `host_prefill`.
+    """
+    tokens = prefill_counts(inputs)
+    if tokens is None:
+        return None
+    cold = tokens > 0 if hot is None else (tokens > 0) & ~hot
+    if mode == "cpu":
+        return np.zeros_like(cold)
+    if mode == "threshold":
+        least = DENSE_THRESHOLD * inputs.model.num_experts / inputs.model.top_k if threshold is None else threshold
+        return np.asarray(cold & (inputs.replay.trace.prompt_len >= least)[:, None, None])
+    if mode == "fetch":
+        return cold
+    counts, place = np.unique(tokens, return_inverse=True)
+    costs = expert_costs(inputs.model, inputs.system, counts, bits)
+    on_gpu, on_cpu = (
+        np.where(cold, seconds[place.reshape(tokens.shape)], 0.0)
+        for seconds in (costs.copy_s + costs.gpu_s, costs.cpu_s)
+    )
+    if mode == "faster":
+        on_gpu, on_cpu = (side.sum(axis=-1, keepdims=True) for side in (on_gpu, on_cpu))
+    return np.asarray(cold & (on_gpu < on_cpu))
+
+
 def host_prefill(
     inputs: PlanInputs,
     table: ClassTable,
@@ -42,26 +76,10 @@ def host_prefill(
     hot : bool [S, L, E], experts resident before the prompt; None for none.
     threshold : tokens [1], of ``threshold``; None for ``DENSE_THRESHOLD * E / k``.
     """
-    tokens = prefill_counts(inputs)
-    if tokens is None:
+    tokens, copied = prefill_counts(inputs), prefill_copies(inputs, mode, bits=bits, hot=hot, threshold=threshold)
+    if tokens is None or copied is None:
         return Prefill(None, None)
     here = np.zeros(tokens.shape, np.bool_) if hot is None else hot
-    copied = np.zeros(tokens.shape, np.bool_)
-    if mode == "fetch":
-        copied = ~here
-    elif mode == "threshold":
-        least = DENSE_THRESHOLD * inputs.model.num_experts / inputs.model.top_k if threshold is None else threshold
-        copied = ~here & (inputs.replay.trace.prompt_len >= least)[:, None, None]
-    elif mode in ("each", "faster"):
-        counts, place = np.unique(tokens, return_inverse=True)
-        costs = expert_costs(inputs.model, inputs.system, counts, bits)
-        on_gpu, on_cpu = (
-            np.where((tokens > 0) & ~here, seconds[place.reshape(tokens.shape)], 0.0)
-            for seconds in (costs.copy_s + costs.gpu_s, costs.cpu_s)
-        )
-        if mode == "faster":
-            on_gpu, on_cpu = (side.sum(axis=-1, keepdims=True) for side in (on_gpu, on_cpu))
-        copied = ~here & (on_gpu < on_cpu)
     classes = np.zeros(tokens.shape, np.uint8)
     for executor, where in ((Executor.GPU, here), (Executor.FETCH, copied), (Executor.CPU, ~here & ~copied)):
         used = where & (tokens > 0)

@@ -58,7 +58,7 @@ class HostedExperts(Policy):
         buffer = model.expert_bytes(bits) if staging else 0.0
         if bits == model.expert_bits:
             return Residency(experts / layers, buffer, ())
-        return Residency(0.0, experts * model.expert_bytes(bits) + buffer, (bits,))
+        return Residency(0.0, experts * model.expert_bytes(bits) + buffer, (bits,), behind="replicas")
 
     def use_of_others(self, inputs: PlanInputs) -> Use:
         """Use of every expert in the decode steps of the other sequences; of a single one, in its own prompt.

@@ -49,7 +49,7 @@ from perfmodel.policies.base import (
     prefill_counts,
     require,
 )
-from perfmodel.policies.cached import Warm, extra_copies
+from perfmodel.policies.cached import extra_copies
 from perfmodel.policies.costs import COST_KEYS, expert_costs, need_cpu
 from perfmodel.policies.host import Prefill, host_prefill
 from perfmodel.policies.hosted import HostedExperts, split_prefill
@@ -83,7 +83,9 @@ class HybriMoE(HostedExperts):
     source: ClassVar[str] = "arXiv 2504.05897"
 
     slots: int | None = option(None, "experts of each layer cached; auto: as many as fit", low=0, high=EXPERTS)
-    warm: Warm = option("prompt", "the cache starts with what the prompt used most, or as it was before the prompt")
+    warm: Literal["prompt", "empty"] = option(
+        "prompt", "the cache starts with what the prompt used most, or as it was before the prompt"
+    )
     admit: Literal["auto", "all", "none"] = option(
         "auto", "misses that enter the cache; auto: all if that costs nothing"
     )

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 
 from perfmodel.caches import ExpertCache, Scope
 from perfmodel.model import MoEModel
-from perfmodel.policies.base import EXPERTS, PlanInputs, option, require
+from perfmodel.policies.base import EXPERTS, MOST_FORETOLD, PlanInputs, option, require
 from perfmodel.policies.cached import CachedExperts
 
 
@@ -46,8 +46,8 @@ class MoEInfinity(CachedExperts):
     def _requests(self, inputs: PlanInputs) -> dict[str, Any]:
         from perfmodel.routing import prediction
 
-        experts = inputs.model.num_experts
-        require(self, "predicted", self.predicted <= experts, f"0 to {experts} for {inputs.model.name}")
+        most = min(inputs.model.num_experts, MOST_FORETOLD)
+        require(self, "predicted", self.predicted <= most, f"0 to {most} for {inputs.model.name}")
         found: dict[str, Any] = {}
         if self.cache_by == "matched":
             matches = prediction.activation_matches(inputs.replay)

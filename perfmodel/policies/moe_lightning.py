@@ -3,7 +3,8 @@
 Both keep the KV cache in host memory and compute attention there, so that the GPU has room for weights and the cache
 for many sequences. The experts of the next layer are copied while this one computes. Their gain is throughput: one pass
 over the weights serves hundreds of sequences, whose micro-batches hide it. Here a pass serves one sequence, so what is
-modelled is the latency of that schedule, a lower bound of what it is good at.
+modelled is the latency of that schedule, a lower bound of what it is good at. How many experts stay resident by default
+is counted as for every policy, as if the KV cache were on the GPU.
 
 MoE-Lens overlaps the prefill of some sequences with the decode of others, which lowers the cache that a sequence of
 p prompt and g output tokens needs from p + g to p + g / 2 tokens. With one sequence at a time there is nothing to

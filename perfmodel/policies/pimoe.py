@@ -44,6 +44,9 @@ from perfmodel.policies.costs import COST_KEYS, expert_costs
 from perfmodel.policies.hosted import split_prefill
 from perfmodel.routing import statistics
 
+#: A quotient that is whole but for rounding counts as whole.
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True)
 class Pimoe(Policy):
@@ -54,7 +57,7 @@ class Pimoe(Policy):
     source: ClassVar[str] = "PIMoE, DAC 2025, from summaries"
 
     gpu_experts: int | None = option(
-        None, "hot experts per layer; auto: as the context-aware policy", low=0, high=EXPERTS
+        None, "hot experts per layer; auto: as the context-aware policy, if one in copy fits too", low=0, high=EXPERTS
     )
     channels: int = option(1, "memory channels that experts are spread over", low=1, high=1024)
     moves: Literal["guarded", "published"] = option("guarded", "only moves that shorten a layer, or all of the rule")
@@ -64,10 +67,17 @@ class Pimoe(Policy):
         return COST_KEYS
 
     def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
-        count = wanted_gpu_experts(model, most_gpu_experts) if self.gpu_experts is None else self.gpu_experts
+        count = self._most(model, most_gpu_experts) if self.gpu_experts is None else self.gpu_experts
         require(self, "gpu_experts", count <= model.num_experts, f"0 to {model.num_experts} for {model.name}")
         staging = 0.0 if count == model.num_experts else model.expert_bytes(float(model.expert_bits))
         return Residency(float(count), staging, ())
+
+    @staticmethod
+    def _most(model: MoEModel, most: float) -> int:
+        """Experts a layer as the context-aware policy takes them, no more than fit beside one that is being copied."""
+        layers = len(model.moe_layers)
+        room = int(most * layers + _ROUNDING)
+        return wanted_gpu_experts(model, most if room == layers * model.num_experts else (room - 1) // layers)
 
     def _split(self, inputs: PlanInputs, tokens: NDArray[np.int64], resident: NDArray[np.bool_]) -> NDArray[np.uint8]:
         """Where every expert of N layers runs [N, E], by its tokens and by what is resident [N, E]."""

@@ -21,6 +21,7 @@ from perfmodel.errors import PolicyError
 from perfmodel.hardware.base import shown
 from perfmodel.model import MoEModel
 from perfmodel.policies.base import (
+    MOST_CLASSES,
     ClassTable,
     Executor,
     Plan,
@@ -35,6 +36,8 @@ from perfmodel.policies.base import (
 )
 
 _STEP = re.compile(r"(\d{1,2}(?:\.\d{1,3})?)@(\d{1,9})")
+#: One class of work is left for picks that are not run.
+_MOST_STEPS = MOST_CLASSES - 1
 _FORM = "bits@step joined by /, such as 4@0/3@64/2@256: steps rise from 0, bits of 1 to 32 fall"
 
 
@@ -57,7 +60,7 @@ class Pmpd(Policy):
     def steps(self) -> tuple[tuple[float, int], ...]:
         """Stored bits, and the decode step from which on they hold.
 
-        Raises PolicyError for another form than the option says.
+        Raises PolicyError for another form than the option says, or for more steps than a plan can tell apart.
         """
         found = [_STEP.fullmatch(part) for part in self.schedule.split("/")]
         steps = tuple((float(one[1]), int(one[2])) for one in found if one)
@@ -65,6 +68,10 @@ class Pmpd(Policy):
         fits = len(steps) == len(found) and starts[0] == 0 and starts == sorted(set(starts))
         if not fits or bits != sorted(set(bits), reverse=True) or not 1 <= bits[-1] <= bits[0] <= 32:
             raise PolicyError(f"policy pmpd: option schedule: found {shown(self.schedule)}, allowed {_FORM}")
+        if len(steps) > _MOST_STEPS:
+            raise PolicyError(
+                f"policy pmpd: option schedule: found {len(steps)} steps, allowed at most {_MOST_STEPS} steps"
+            )
         return steps
 
     def _widths(self, model: MoEModel) -> list[float]:
@@ -76,9 +83,9 @@ class Pmpd(Policy):
         if self.place == "ndp":
             return Residency(0.0, 0.0, tuple(sorted({width for width in widths if width < full})))
         if widths[0] == full:
-            return Residency(float(model.num_experts), 0.0, ())
+            return Residency(float(model.num_experts), 0.0, (), behind="nothing")
         every = model.num_experts * len(model.moe_layers)
-        return Residency(0.0, every * model.expert_bytes(widths[0]), (widths[0],))
+        return Residency(0.0, every * model.expert_bytes(widths[0]), (widths[0],), behind="nothing")
 
     def plan(self, inputs: PlanInputs) -> Plan:
         if self.place == "ndp":

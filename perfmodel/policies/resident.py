@@ -28,7 +28,8 @@ class _OneDevice(HostedExperts):
 
     def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         experts = len(model.moe_layers) * model.num_experts if self.device == "gpu" else 0
-        return self._keeps(model, experts)._replace(attention_on=self.device, trunk_on=self.device)
+        kept = self._keeps(model, experts)._replace(attention_on=self.device, trunk_on=self.device)
+        return kept._replace(behind="nothing") if self.device == "gpu" else kept
 
     def plan(self, inputs: PlanInputs) -> Plan:
         if self.device == "cpu":

@@ -174,7 +174,7 @@ def _lru(trace: RoutingTrace, size: int) -> tuple[NDArray[np.bool_], NDArray[np.
     assigned = np.ascontiguousarray(trace.topk_ids[rows] != trace.unassigned)
     ids = np.where(assigned, trace.topk_ids[rows], trace.num_experts).astype(np.uint16)
     empty = np.empty((1, ids.shape[1], 0), np.uint16)
-    found = lru_of_many(ids, _decode_offsets(trace), empty, trace.num_experts, size, False, False)
+    found, _ = lru_of_many(ids, _decode_offsets(trace), empty, trace.num_experts, size, False, False)
     return found == HIT_HIGH, assigned
 
 

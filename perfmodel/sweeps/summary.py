@@ -1,4 +1,4 @@
-"""A sweep in a few numbers: the range of every metric and the best point of every policy.
+"""A sweep in a few numbers: the range of every metric and the best point of every policy, or all points of a small one.
 
 Results larger than memory are read one chunk after another.
 """
@@ -48,6 +48,21 @@ def ranges(dataset: "xr.Dataset") -> list[Range]:
             texts = [str(text) for text in dataset["policy"].values]
             parts = [(text, variable.isel(policy=i)) for i, text in enumerate(texts)]
         found += [_range(policy, part) for policy, part in parts]
+    return found
+
+
+def points(dataset: "xr.Dataset") -> list[tuple[dict[str, Any], list[float | None]]]:
+    """Axis values of every point, and its metrics in the order of the dataset; None where it has no value.
+
+    For datasets of a few points.
+    """
+    variables = list(dataset.data_vars.values())
+    values = [np.asarray(variable.values) for variable in variables]
+    found = []
+    for place in np.ndindex(values[0].shape):
+        numbers = [float(array[place]) for array in values]
+        row = [None if math.isnan(one) else one for one in numbers]
+        found.append((_at(variables[0], list(place)), row))
     return found
 
 

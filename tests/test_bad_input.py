@@ -519,7 +519,8 @@ def test_policies(place: Place, policy: str) -> None:
 
 
 def test_policies_that_the_system_cannot_run(place: Place) -> None:
-    place.check_refusal(("near-data", "rtx4090-pcie4", "perfmodel policies"), "--system", "rtx4090-pcie4", "--policy", "monde")
+    words = ("near-data", "rtx4090-pcie4", "perfmodel policies")
+    place.check_refusal(words, "--system", "rtx4090-pcie4", "--policy", "monde")
 
 
 @pytest.mark.parametrize("name", ["figure.txt", "figure", "figure.jpg", ".png", "figure.png.", "figure.svg.gz", ""])

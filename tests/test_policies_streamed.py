@@ -126,10 +126,15 @@ def test_what_must_be_pinned_is_what_is_stored() -> None:
     model = plain_model(num_layers=4, num_experts=8)
     trace = small_trace(model, [(3, 4), (2, 3)])
     stored = {
-        "fluxmoe": 16, "moe-lightning": 16, "promoe:slots=1": 16, "moe-offloading:slots=2": 4, "hybrimoe:bits=4,slots=2,admit=all": 4,
-        "daop:bits=4,gpu_experts=4,prefill=fetch": 4, "expert-cache:slots=2,misses=cpu,bits=8": 8,
+        "fluxmoe": 16,
+        "moe-lightning": 16,
+        "promoe:slots=1": 16,
+        "moe-offloading:slots=2": 4,
+        "hybrimoe:bits=4,slots=2,admit=all": 4,
+        "daop:bits=4,gpu_experts=4,prefill=fetch": 4,
+        "expert-cache:slots=2,misses=cpu,bits=8": 8,
         "hobbit:low_bits=4": 20,
-    }  # fmt: skip
+    }
     for text, bits in stored.items():
         needed = 4 * 8 * model.expert_bytes(16) * bits / 16 / 1e9
         for share, fits in ((1.001, True), (0.999, False)):

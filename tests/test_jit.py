@@ -299,7 +299,10 @@ def test_an_interrupt_while_compiled_code_runs_is_an_interrupt() -> None:
 
 def test_only_interrupts_are_taken_for_interrupts() -> None:
     def kernel(cause: BaseException) -> None:
-        raise SystemError("returned a result with an exception set") from cause
+        try:
+            raise SystemError("a function returned a result with an exception set") from cause
+        except SystemError as error:
+            raise SystemError("so did what called it") from error
 
     made = _jit.Kernel(kernel, lambda: kernel)
     with pytest.raises(KeyboardInterrupt) as stop:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from perfmodel.cli.interrupts import safe_interrupts
+
 if TYPE_CHECKING:
     from perfmodel.cli.base import Parser
 
@@ -14,13 +16,15 @@ __all__ = ["build_parser", "main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, see `perfmodel.cli.commands.main`; an interrupt while that is imported ends as any other."""
+    """Run one command, see `perfmodel.cli.commands.main`; an interrupt ends it at any time."""
     try:
-        from perfmodel.cli.commands import main as run
+        with safe_interrupts():
+            from perfmodel.cli.commands import main as run
+
+            return run(arguments)
     except KeyboardInterrupt:
         sys.stderr.write("perfmodel: interrupted\n")
         return 130
-    return run(arguments)
 
 
 def build_parser() -> "Parser":

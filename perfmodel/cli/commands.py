@@ -70,7 +70,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         say("perfmodel: error: not enough memory for this; allowed: less at once, such as fewer points, rows or tokens")
         return EXIT_BAD_INPUT
-    except KeyboardInterrupt:
-        say("perfmodel: interrupted")
-        return 130
     return code

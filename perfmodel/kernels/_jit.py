@@ -108,6 +108,13 @@ def _own_cache() -> Iterator[bool]:
             numba.config.CACHE_DIR = before
 
 
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether an interrupt is behind an error: compiled code that makes its results does not look for exceptions."""
+    while isinstance(error, SystemError):
+        error = error.__cause__ or error.__context__
+    return isinstance(error, KeyboardInterrupt)
+
+
 class Kernel:
     """A function that is compiled, or loaded from the disk cache, when it is first called.
 
@@ -132,8 +139,7 @@ class Kernel:
             # Not through the property: after the first call no lock is taken.
             return (self._compiled or self.compiled)(*args, **kwargs)
         except SystemError as error:
-            if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
-                # It arrived while compiled code wrapped up its results, which does not look for exceptions.
+            if _is_interrupt(error):
                 raise KeyboardInterrupt from None
             raise
 

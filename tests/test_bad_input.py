@@ -248,7 +248,7 @@ BAD_SYSTEMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "no base and no parts": (edited('base = "h100-cxl2-ndp"', "", OVERLAY), ("gpu",)),
     "cyclic base": (edited('"h100-cxl2-ndp"', '"bad.toml"', OVERLAY), ("base", "same file")),
     "base of another kind": (edited('"h100-cxl2-ndp"', '"h100-sxm"', OVERLAY), ("h100-sxm",)),
-    "base and parts": (edited("base =", 'gpu = "h100-sxm"\nbase =', OVERLAY), ("base", "gpu")),
+    "base and a part that does not exist": (edited("base =", 'gpu = "h100-smx"\nbase =', OVERLAY), ("gpu", "h100-smx")),
     "unknown override": (OVERLAY.replace("ndp.arrays", "ndp.arays"), ("arays", "arrays")),
     "override without source": (edited('"ndp.arrays" = {', "# {", OVERLAY), ("ndp.arrays",)),
     "source without override": (edited('"ndp.arrays" = 128', "", OVERLAY), ("ndp.arrays",)),

@@ -603,6 +603,7 @@ INTERRUPTED = """
 import os, signal, sys, threading
 from perfmodel.cli import main
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts in the background ignores it
 stop = threading.Timer(float(sys.argv[1]), os.kill, (os.getpid(), signal.SIGINT))
 stop.daemon = True
 stop.start()
@@ -623,6 +624,7 @@ import signal, sys
 from perfmodel.cli import commands, main
 from perfmodel.kernels._jit import Kernel
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts in the background ignores it
 calls = []
 
 def compiled():  # as compiled code that calls back while it makes its result
@@ -657,6 +659,8 @@ def test_an_interrupt_waits_for_a_result_in_the_making(tmp_path: Path) -> None:
 IMPORT = """
 import signal, sys
 from perfmodel.cli import commands, main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts in the background ignores it
 
 def command(options):
     try:

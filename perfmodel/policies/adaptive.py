@@ -68,6 +68,7 @@ from perfmodel.policies.base import (
     WorkClass,
     option,
     require,
+    require_experts,
 )
 from perfmodel.policies.context_aware import ContextAware
 from perfmodel.policies.costs import COST_KEYS, expert_costs, shared_experts_s
@@ -137,7 +138,7 @@ class Adaptive(ContextAware):
         return self.window if self.pieces is None else self.pieces
 
     def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
-        require(self, "swaps", self.swaps <= model.num_experts, f"0 to {model.num_experts} for {model.name}")
+        require_experts(self, model, "swaps")
         return super().residency(model, most_gpu_experts, losses)
 
     def plan(self, inputs: PlanInputs) -> Plan:

@@ -406,6 +406,13 @@ def require(policy: Policy, option_name: str, ok: bool, allowed: str) -> None:
         raise PolicyError(f"policy {policy.name}: option {option_name}: found {found}, allowed {allowed}")
 
 
+def require_experts(policy: Policy, model: MoEModel, *options: str) -> None:
+    """Refuse options that count experts of a layer, where a layer of the model has fewer; None counts nothing."""
+    for name in options:
+        count = getattr(policy, name)
+        require(policy, name, count is None or count <= model.num_experts, f"0 to {model.num_experts} for {model.name}")
+
+
 def need_ndp(policy: Policy, system: System) -> None:
     """Refuse a system without a near-data device."""
     if system.ndp is None:

@@ -14,7 +14,6 @@ from perfmodel.caches import (
     HIT_LOW,
     MISS_HIGH,
     MISS_LOW,
-    NO_EXPERT,
     NOT_RUN,
     CacheReplay,
     ExpertCache,
@@ -35,10 +34,10 @@ from perfmodel.policies.base import (
     WorkClass,
     make_plan,
     option,
-    require,
+    require_experts,
 )
 from perfmodel.policies.costs import COST_KEYS, need_cpu
-from perfmodel.policies.host import HostPrefill, host_prefill, prefill_copies
+from perfmodel.policies.host import HostPrefill, by_falling_use, host_prefill, prefill_copies
 from perfmodel.routing import statistics
 
 Misses = Literal["fetch", "cpu"]
@@ -91,7 +90,7 @@ class CachedExperts(Policy):
         """Slots a layer, resolved against the model and the most experts that fit the GPU at the stored precision."""
         if self.slots is None:
             return max(0, min(model.num_experts, int(most * model.expert_bits / self._bits(model))))
-        require(self, "slots", self.slots <= model.num_experts, f"0 to {model.num_experts} for {model.name}")
+        require_experts(self, model, "slots")
         return self.slots
 
     def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
@@ -119,18 +118,17 @@ class CachedExperts(Policy):
         copied = prefill_copies(inputs, self.prefill, bits=self._bits(inputs.model))
         if self.warm == "empty" or copied is None:
             return None
-        counts = statistics.selection_counts(inputs.replay.trace, "prefill").astype(np.float64)
+        counts = statistics.selection_counts(inputs.replay.trace, "prefill")
         if self.warm == "filled":
             return statistics.ranked_experts(counts).astype(np.uint16)
-        order = statistics.ranked_experts(np.where(copied, counts, -1.0))
-        return np.where(np.take_along_axis(copied, order, axis=-1), order, NO_EXPERT).astype(np.uint16)
+        return by_falling_use(np.where(copied, counts, 0))
 
     def _moved(self, inputs: PlanInputs, slots: int) -> NDArray[np.float64]:
         """Copies that fill the cache up before the first decode step, as experts at the stored precision [S]."""
         model, copied = inputs.model, prefill_copies(inputs, self.prefill, bits=self._bits(inputs.model))
         if self.warm != "filled" or copied is None:
             return np.zeros(inputs.replay.trace.num_sequences)
-        counts = statistics.selection_counts(inputs.replay.trace, "prefill").astype(np.float64)
+        counts = statistics.selection_counts(inputs.replay.trace, "prefill")
         there = np.take_along_axis(copied, statistics.ranked_experts(counts)[..., :slots], axis=-1)
         # A copy of fewer bits counts as that part of one.
         return np.asarray((~there).sum(axis=(1, 2)) * (self._bits(model) / float(model.expert_bits)))

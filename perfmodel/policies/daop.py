@@ -39,7 +39,6 @@ from perfmodel.policies.base import (
     make_plan,
     option,
     prefill_counts,
-    require,
 )
 from perfmodel.policies.cached import extra_copies
 from perfmodel.policies.costs import COST_KEYS, need_cpu
@@ -74,12 +73,7 @@ class Daop(HostedExperts):
         return COST_KEYS if self.prefill in ("each", "faster") else super().plan_keys
 
     def _count(self, model: MoEModel, most: float) -> int:
-        if self.gpu_experts is None:
-            return self._room(model, most) // len(model.moe_layers)
-        require(
-            self, "gpu_experts", self.gpu_experts <= model.num_experts, f"0 to {model.num_experts} for {model.name}"
-        )
-        return self.gpu_experts
+        return self._a_layer(model, most, "gpu_experts")
 
     def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         return self._keeps(model, self._count(model, most_gpu_experts) * len(model.moe_layers))

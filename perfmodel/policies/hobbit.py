@@ -42,7 +42,6 @@ from perfmodel.caches import (
     LOW,
     MISS_HIGH,
     MISS_LOW,
-    NO_EXPERT,
     NOT_RUN,
     NOTHING,
     CacheReplay,
@@ -68,9 +67,10 @@ from perfmodel.policies.base import (
     plan_prefill,
     prefill_counts,
     require,
+    require_experts,
 )
 from perfmodel.policies.cached import extra_copies
-from perfmodel.routing import statistics
+from perfmodel.policies.host import by_falling_use
 
 Split = Literal["published", "gates"]
 
@@ -147,11 +147,7 @@ class Hobbit(Policy):
         """What becomes of every pick, and wrong copies."""
         layers = len(inputs.model.moe_layers) if self.scope == "global" else 1
         counts = prefill_counts(inputs) if self.warm == "prompt" else None
-        initial = None
-        if counts is not None:  # the prefill has copied what it used, and nothing else
-            order = statistics.ranked_experts(counts.astype(np.float64))
-            used = np.take_along_axis(counts > 0, order, axis=-1)
-            initial = np.where(used, order, NO_EXPERT).astype(np.uint16)
+        initial = None if counts is None else by_falling_use(counts)
         ahead: dict[str, Any] = {}
         if self.prefetch_accuracy:
             from perfmodel.routing import prediction
@@ -202,13 +198,7 @@ class Hobbit(Policy):
         return numbers[found.outcome], extra_copies(wrong, table, full)
 
     def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
-        for name in ("cache_high", "cache_low"):
-            require(
-                self,
-                name,
-                getattr(self, name) <= model.num_experts,
-                f"0 to {model.num_experts} for {model.name}",
-            )
+        require_experts(self, model, "cache_high", "cache_low")
         full = float(model.expert_bits)
         low = min(self.low_bits, full)
         low_bytes = model.expert_bytes(low) * self.cache_low * len(model.moe_layers)

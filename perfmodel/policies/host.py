@@ -5,8 +5,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.caches import NO_EXPERT
 from perfmodel.policies.base import ClassTable, Executor, PlanInputs, WorkClass, prefill_counts
 from perfmodel.policies.costs import expert_costs
+from perfmodel.routing import statistics
 
 HostPrefill = Literal["fetch", "cpu", "threshold", "each", "faster"]
 
@@ -54,6 +56,15 @@ def prefill_copies(
     if mode == "faster":
         on_gpu, on_cpu = (side.sum(axis=-1, keepdims=True) for side in (on_gpu, on_cpu))
     return np.asarray(cold & (on_gpu < on_cpu))
+
+
+def by_falling_use(copied: NDArray[np.int64]) -> NDArray[np.uint16]:
+    """Experts of every layer that a prefill copied, most tokens first, then NO_EXPERT [S, L, E].
+
+    copied : tokens of the experts that it copied, 0 for the others [S, L, E]. What caches start with that it filled.
+    """
+    order = statistics.ranked_experts(copied)
+    return np.where(np.take_along_axis(copied, order, axis=-1) > 0, order, NO_EXPERT).astype(np.uint16)
 
 
 def host_prefill(

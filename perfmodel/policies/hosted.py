@@ -9,7 +9,16 @@ from numpy.typing import NDArray
 from perfmodel.errors import PolicyError
 from perfmodel.kernels.picks import look_up
 from perfmodel.model import MoEModel
-from perfmodel.policies.base import ClassTable, Executor, PlanInputs, Policy, Residency, WorkClass, option
+from perfmodel.policies.base import (
+    ClassTable,
+    Executor,
+    PlanInputs,
+    Policy,
+    Residency,
+    WorkClass,
+    option,
+    require_experts,
+)
 from perfmodel.policies.host import Prefill
 from perfmodel.routing import statistics
 
@@ -50,6 +59,12 @@ class HostedExperts(Policy):
         layers, experts = len(model.moe_layers), model.num_experts
         room = max(0, int(min(float(experts), most * model.expert_bits / self._bits(model)) * layers + _ROUNDING))
         return room if room == layers * experts else max(0, room - self.copies_experts)
+
+    def _a_layer(self, model: MoEModel, most: float, name: str) -> int:
+        """Experts of every layer on the GPU: what an option says, or as many as fit."""
+        require_experts(self, model, name)
+        asked: int | None = getattr(self, name)
+        return self._room(model, most) // len(model.moe_layers) if asked is None else asked
 
     def _keeps(self, model: MoEModel, experts: int) -> Residency:
         """Memory for so many experts of all layers together on the GPU."""

@@ -47,7 +47,6 @@ from perfmodel.policies.base import (
     make_plan,
     option,
     prefill_counts,
-    require,
 )
 from perfmodel.policies.cached import extra_copies
 from perfmodel.policies.costs import COST_KEYS, expert_costs, need_cpu
@@ -99,10 +98,7 @@ class HybriMoE(HostedExperts):
         return COST_KEYS
 
     def _slots(self, model: MoEModel, most: float) -> int:
-        if self.slots is None:
-            return self._room(model, most) // len(model.moe_layers)
-        require(self, "slots", self.slots <= model.num_experts, f"0 to {model.num_experts} for {model.name}")
-        return self.slots
+        return self._a_layer(model, most, "slots")
 
     def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         slots = self._slots(model, most_gpu_experts)

@@ -69,12 +69,7 @@ class KTransformers(HostedExperts):
         return dataclasses.replace(self, gpu_experts=None)
 
     def _count(self, model: MoEModel, most: float) -> int:
-        if self.gpu_experts is None:
-            return self._room(model, most) // len(model.moe_layers)
-        require(
-            self, "gpu_experts", self.gpu_experts <= model.num_experts, f"0 to {model.num_experts} for {model.name}"
-        )
-        return self.gpu_experts
+        return self._a_layer(model, most, "gpu_experts")
 
     def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         require(self, "deferral", self.deferral < model.top_k, f"0 to {model.top_k - 1} for {model.name}")

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.bitwidth import LossTable
-from perfmodel.caches import HIT_HIGH, NO_EXPERT, CacheReplay, ExpertCache, replay_cache
+from perfmodel.caches import HIT_HIGH, CacheReplay, ExpertCache, replay_cache
 from perfmodel.model import MoEModel
 from perfmodel.policies.base import (
     EXPERTS,
@@ -43,7 +43,7 @@ from perfmodel.policies.base import (
 )
 from perfmodel.policies.cached import extra_copies
 from perfmodel.policies.costs import need_cpu
-from perfmodel.policies.host import Prefill, host_prefill
+from perfmodel.policies.host import Prefill, by_falling_use, host_prefill
 from perfmodel.policies.hosted import HostedExperts
 from perfmodel.routing import statistics
 
@@ -168,9 +168,7 @@ class LlamaCpp(HostedExperts):
         if prefill.classes is not None and prefill.tokens is not None:
             fetch = [number for number, work in enumerate(table.classes()) if work.executor == Executor.FETCH]
             used = np.where(np.isin(prefill.classes, fetch), prefill.tokens, 0)[:, : split.cpu_layers]
-            order = statistics.ranked_experts(used)
-            there = np.take_along_axis(used, order, axis=-1) > 0
-            initial = np.where(there, order, NO_EXPERT).astype(np.uint16)
+            initial = by_falling_use(used)
         return replay_cache(
             np.ascontiguousarray(inputs.replay.decode_ids[:, : split.cpu_layers]),
             inputs.replay.decode_offsets,

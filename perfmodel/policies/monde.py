@@ -40,6 +40,7 @@ from perfmodel.policies.base import (
     option,
     plan_prefill,
     require,
+    require_experts,
     split_count,
 )
 
@@ -91,7 +92,7 @@ class Monde(Policy):
         return np.asarray(found.outcome == HIT_HIGH)
 
     def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
-        require(self, "resident", self.resident <= model.num_experts, f"0 to {model.num_experts} for {model.name}")
+        require_experts(self, model, "resident")
         copies = self.reading != "all-ndp" and not self.resident
         return Residency(float(self.resident), model.expert_bytes(float(model.expert_bits)) if copies else 0.0, ())
 

@@ -38,7 +38,7 @@ from perfmodel.policies.base import (
     need_ndp,
     option,
     prefill_counts,
-    require,
+    require_experts,
 )
 from perfmodel.policies.costs import COST_KEYS, expert_costs
 from perfmodel.policies.hosted import split_prefill
@@ -68,7 +68,7 @@ class Pimoe(Policy):
 
     def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
         count = self._most(model, most_gpu_experts) if self.gpu_experts is None else self.gpu_experts
-        require(self, "gpu_experts", count <= model.num_experts, f"0 to {model.num_experts} for {model.name}")
+        require_experts(self, model, "gpu_experts")
         staging = 0.0 if count == model.num_experts else model.expert_bytes(float(model.expert_bits))
         return Residency(float(count), staging, ())
 

@@ -42,6 +42,7 @@ from perfmodel.policies.base import (
     option,
     plan_prefill,
     require,
+    require_experts,
 )
 from perfmodel.routing import statistics
 
@@ -141,12 +142,7 @@ class PlacedExperts(Policy):
         """Experts per layer on the GPU, resolved against the model and the most that fit the GPU."""
         if self.gpu_experts is None:
             return placement.wanted_gpu_experts(model, most)
-        require(
-            self,
-            "gpu_experts",
-            self.gpu_experts <= model.num_experts,
-            f"0 to {model.num_experts} for {model.name}",
-        )
+        require_experts(self, model, "gpu_experts")
         return self.gpu_experts
 
     def _menu(self, table: LossTable) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from perfmodel.policies.base import (
     WorkClass,
     make_plan,
     option,
-    require,
+    require_experts,
 )
 from perfmodel.policies.cached import extra_copies
 from perfmodel.policies.costs import need_cpu
@@ -51,8 +51,7 @@ class StreamedExperts(Policy):
     def residents(self, model: MoEModel, most_gpu_experts: float) -> int:
         """Experts per layer that stay on the GPU."""
         if self.gpu_experts is not None:
-            allowed = f"0 to {model.num_experts} for {model.name}"
-            require(self, "gpu_experts", self.gpu_experts <= model.num_experts, allowed)
+            require_experts(self, model, "gpu_experts")
             return self.gpu_experts
         layers, experts = len(model.moe_layers), model.num_experts
         if most_gpu_experts >= experts or layers <= WINDOW:

@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.families import Cache, Tensors, params_of
+from perfmodel.kernels import front
 from perfmodel.kernels.cpu import ACTIVATION_BYTES
+from perfmodel.kernels.roofline import causal_pairs
 from perfmodel.model import MoEModel
 from perfmodel.model.cache import state_bytes
 
@@ -14,12 +16,15 @@ from perfmodel.model.cache import state_bytes
 ATTENTION_LAUNCHES, ROUTER_LAUNCHES, DENSE_LAUNCHES, HEAD_LAUNCHES = 5, 2, 3, 2
 
 
-def attention_rows(model: MoEModel) -> NDArray[np.float64]:
+def attention_rows(model: MoEModel, tokens: float = 1.0, sequences: float = 1.0) -> NDArray[np.float64]:
     """Every kind of attention and each of its caches as rows of ``kernels/front.py`` [A, ATTENTION_SIZE].
 
     The first cache of a kind carries the weights and launches of its layers, and the constant state, which a step
     reads and writes. Sparse attention reads no more than the entries it picks; of a cache of compressed entries a
     token of context is a fraction.
+
+    tokens : new tokens of the step, each of which attends to the context. sequences : sequences they belong to, each
+        with a cache and a state of its own: weights are read once, caches and states once for each sequence.
 
     Raises
     ------
@@ -28,14 +33,40 @@ def attention_rows(model: MoEModel) -> NDArray[np.float64]:
     model.with_experts()
     rows = []
     for kind in model.attention:
-        flops = 2.0 * kind.params + 4.0 * kind.recurrent_elements
-        moved = kind.params * model.storage.attention.bits / 8 + 2.0 * state_bytes(kind)
+        flops = tokens * (2.0 * kind.params + 4.0 * kind.recurrent_elements)
+        moved = kind.params * model.storage.attention.bits / 8 + sequences * (2.0 * state_bytes(kind))
         launches = float(ATTENTION_LAUNCHES) if kind.tensors else 0.0
         for cache in kind.caches or (None,):
-            row = (float(len(kind.layers)), *_seen(cache, model.cached_bits), launches)
-            rows.append((row[0], row[1], flops, moved, *row[2:]))
+            window, work, traffic = _seen(cache, model.cached_bits)
+            layers = float(len(kind.layers))
+            rows.append((layers, window, flops, moved, tokens * work, sequences * traffic, launches))
             flops = moved = launches = 0.0
     return np.array(rows, dtype=np.float64)
+
+
+def prefill_attention_rows(model: MoEModel, prompts: NDArray[np.int64], passes: int) -> NDArray[np.float64]:
+    """The mean pass of a prefill of prompts that follow one another, as rows for a prompt of one token.
+
+    Every pass reads the weights, and the caches and states of the prompts it reaches: of the tokens before it as many
+    as the window holds, and its own. It starts a p/m-th further in a prompt of p tokens in m passes.
+
+    prompts : int64 [B], tokens of each. passes : of equal length, over all of them.
+    """
+    weights, state = attention_rows(model, 1.0, 0.0), attention_rows(model, 0.0, 1.0)
+    reached = np.maximum(-(-prompts * passes // max(1, int(prompts.sum()))), 1)
+    rows = weights.copy()
+    for row, own in zip(rows, state, strict=True):
+        window = row[front.WINDOW]
+        pairs = float(causal_pairs(prompts.astype(np.float64), window).sum())
+        read = float(prompts.sum())
+        for prompt, count in zip(prompts.tolist(), reached.tolist(), strict=True):
+            read += float(np.minimum(np.arange(count) * (prompt / count), window).sum())
+        flops = row[front.WEIGHT_FLOPS] * float(prompts.sum()) + row[front.CONTEXT_FLOPS] * pairs
+        row[front.WEIGHT_FLOPS] = flops / passes
+        kept = (own[front.WEIGHT_BYTES] - row[front.WEIGHT_BYTES]) * float(reached.sum())
+        row[front.WEIGHT_BYTES] += (kept + own[front.CONTEXT_BYTES] * read) / passes
+    rows[:, [front.CONTEXT_FLOPS, front.CONTEXT_BYTES]] = 0.0
+    return rows
 
 
 def _seen(cache: Cache | None, bits: float) -> tuple[float, float, float]:
@@ -47,6 +78,22 @@ def _seen(cache: Cache | None, bits: float) -> tuple[float, float, float]:
         window = min(window, float(cache.read_entries * cache.tokens_per_entry))
     each = 1.0 / cache.tokens_per_entry
     return window, cache.flops_per_entry * each, cache.elements * each * bits / 8
+
+
+def fixed_counts(model: MoEModel, tokens: float = 1.0, passes: float = 1.0) -> NDArray[np.float64]:
+    """How often passes of so many tokens each pay fixed times, as ``counts`` of ``kernels/front.py`` [COUNTS]."""
+    counts = np.zeros(front.COUNTS)
+    counts[front.LAYERS_COUNT] = model.num_layers
+    for mixer in model.attention:
+        recurrent = mixer.recurrent_elements > 0 or mixer.convolution_elements > 0
+        counts[front.RECURRENT_COUNT if recurrent else front.ATTENTION_COUNT] += len(mixer.layers)
+    counts[front.EXPERTS_COUNT] = model.num_moe_layers
+    counts[front.MATRIX_COUNT] = model.num_moe_layers * len(model.expert_matrices)
+    counts[front.DENSE_COUNT] = model.num_dense_layers
+    counts[front.STEP_COUNT] = 1.0
+    counts *= passes
+    counts[front.TOKENS_COUNT] = tokens
+    return counts
 
 
 class Operator(NamedTuple):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from perfmodel import reference
 from perfmodel.bitwidth import losses_for
 from perfmodel.evaluation import PARTS, RESOURCES, Evaluation
-from perfmodel.hardware import System
+from perfmodel.hardware import EngineSpec, System
 from perfmodel.operators import ATTENTION_LAUNCHES, DENSE_LAUNCHES, HEAD_LAUNCHES, ROUTER_LAUNCHES
 from perfmodel.point import dram_efficiency
 from perfmodel.policies import Executor, Plan, When, WorkClass
@@ -29,30 +29,84 @@ class _Machine:
 
     def __init__(self, run: Run, system: System) -> None:
         self.model, self.system = run.model, system
-        overhead = system.gpu.layer_overhead_s
-        self.launch_s = system.gpu.launch_overhead_s if overhead is None else 0.0
-        self.layer_overhead_s = 0.0 if overhead is None else overhead
-        self.gpu_flops = system.gpu.effective_flops_per_s("fp16")
-        self.gpu_rate = system.gpu.effective_memory_bandwidth_bytes_per_s
+        gpu, engine = system.gpu, system.engine
+        overhead = gpu.layer_overhead_s
+        self.launch_s = gpu.launch_overhead_s if overhead is None and engine is None else 0.0
+        self.gpu_flops = gpu.effective_flops_per_s("fp16")
+        self.gpu_rate = self.expert_rate = gpu.effective_memory_bandwidth_bytes_per_s
+        self.n_half = self.expert_n_half = gpu.memory_n_half_bytes
+        self.expert_launch_s = self.launch_s
+        self.link_rate = system.link.effective_bandwidth_bytes_per_s
+        self.cpu_rate = 0.0 if system.cpu is None else system.cpu.effective_dram_bandwidth_bytes_per_s
         # The reference walks through every fold, so the same work is timed once.
         self.expert_on_gpu = functools.cache(self._expert_on_gpu)
         self.expert_near_memory = functools.cache(self._expert_near_memory)
         self.expert_on_cpu = functools.cache(self._expert_on_cpu)
         self.round_trip_s = 0.0 if system.host is None else system.host.round_trip_s
         self.copy_overhead_s = 0.0 if system.host is None else system.host.copy_overhead_s
+        if engine is not None:
+            self._under(engine)
         # Where attention and the rest of the network around the experts run: [flop/s], [byte/s], [byte], [s].
-        rates = {"gpu": (self.gpu_flops, self.gpu_rate, system.gpu.memory_n_half_bytes, self.launch_s)}
+        rates = {"gpu": (self.gpu_flops, self.gpu_rate, self.n_half, self.launch_s)}
         if system.cpu is not None:
             flops = max(system.cpu.effective_flops_per_s(), system.cpu.effective_vector_flops_per_s)
-            rates["cpu"] = (flops, system.cpu.effective_dram_bandwidth_bytes_per_s, 0.0, 0.0)
+            rates["cpu"] = (flops, self.cpu_rate, 0.0, 0.0)
         self.at_attention, self.at_trunk = rates[run.plan.attention_on], rates[run.plan.trunk_on]
+
+    def _under(self, engine: EngineSpec) -> None:
+        """Replace what the devices reach by what an engine reaches of them."""
+        gpu, cpu = self.system.gpu, self.system.cpu
+        together = gpu.devices if gpu.split == "tensor" else 1
+        peak = gpu.memory_bandwidth_gb_per_s * 1e9 * together
+        self.gpu_flops = gpu.peak_tflop_per_s["fp16"] * 1e12 * together * engine.compute_efficiency
+        self.gpu_rate = peak * engine.memory_efficiency
+        self.expert_rate = peak * (engine.expert_efficiency or engine.memory_efficiency)
+        self.n_half = engine.memory_n_half_kb * 1e3 * together
+        self.expert_n_half = self.n_half if engine.experts == "single" else 0.0
+        self.expert_launch_s = engine.kernel_us * 1e-6 if engine.experts == "single" else 0.0
+        if engine.copies == "pageable" and engine.pageable_gb_per_s is not None:
+            self.link_rate = min(self.link_rate, engine.pageable_gb_per_s * 1e9)
+        if cpu is not None and engine.cpu_efficiency is not None:
+            self.cpu_rate = cpu.model_copy(
+                update={"dram_efficiency": engine.cpu_efficiency}
+            ).effective_dram_bandwidth_bytes_per_s
+        if engine.round_trip_us is not None:
+            self.round_trip_s = engine.round_trip_us * 1e-6
+        if engine.copy_overhead_us is not None:
+            self.copy_overhead_s = engine.copy_overhead_us * 1e-6
+
+    def fixed(self, tokens: float) -> float:
+        """What a step or pass of so many tokens costs whatever its work is [s]."""
+        gpu, engine = self.system.gpu, self.system.engine
+        if engine is None:
+            return self.model.num_layers * (0.0 if gpu.layer_overhead_s is None else gpu.layer_overhead_s)
+        together = gpu.devices if gpu.split == "tensor" else 1
+        total = engine.step_us * 1e-6 + engine.step_kernels * engine.kernel_us * 1e-6
+        for mixer in self.model.attention:
+            plain = not mixer.recurrent_elements and not mixer.convolution_elements
+            kernels = engine.attention_kernels if plain else engine.recurrent_kernels
+            for _ in mixer.layers:
+                total += kernels * engine.kernel_us * 1e-6
+                if together > 1:
+                    total += 2 * engine.all_reduce_us * 1e-6
+        for network in self.model.feed_forward:
+            for _ in network.layers:
+                if network.name == "dense":
+                    total += engine.dense_kernels * engine.kernel_us * 1e-6
+                if network.experts is None:
+                    continue
+                total += engine.expert_kernels * engine.kernel_us * 1e-6
+                if engine.experts == "grouped":
+                    for _ in network.experts.matrices:
+                        total += self.n_half / self.expert_rate
+                if engine.batched_from_tokens is not None and tokens >= engine.batched_from_tokens:
+                    total += (engine.batched_layer_us or 0.0) * 1e-6
+        return total
 
     def transfer(self, size: float) -> float:
         """Time of one copy over the link [s]."""
         link = self.system.link
-        return float(
-            reference.transfer_time(size, link.effective_bandwidth_bytes_per_s, link.latency_s, link.n_half_bytes)
-        )
+        return float(reference.transfer_time(size, self.link_rate, link.latency_s, link.n_half_bytes))
 
     def copy(self, bits: float) -> float:
         """Time of one copy of an expert over the link [s]."""
@@ -78,7 +132,7 @@ class _Machine:
     def _expert_on_gpu(self, tokens: int, bits: float) -> float:
         """Time of one expert on the GPU [s]."""
         matrices = len(self.model.expert_matrices)
-        at = self.gpu_flops, self.gpu_rate, self.system.gpu.memory_n_half_bytes, self.launch_s
+        at = self.gpu_flops, self.expert_rate, self.expert_n_half, self.expert_launch_s
         return self.operator(self.model.expert_params, tokens, bits, matrices, at, matrices)
 
     def _expert_on_cpu(self, tokens: int, bits: float) -> float:
@@ -94,7 +148,7 @@ class _Machine:
                 cpu.effective_flops_per_s(),
                 cpu.effective_vector_flops_per_s,
                 1 if cpu.tile_rows is None else cpu.tile_rows,
-                cpu.effective_dram_bandwidth_bytes_per_s,
+                self.cpu_rate,
                 cpu.expert_overhead_s,
             )
         )
@@ -292,7 +346,7 @@ def per_pick(run: Run, system: System | None = None) -> dict[str, Any]:
     """
     machine = _Machine(run, system or run.system)
     model, plan = run.model, run.plan
-    overheads = model.num_layers * machine.layer_overhead_s if plan.trunk_on == "gpu" else 0.0
+    overheads = machine.fixed(1) if plan.trunk_on == "gpu" else 0.0
     fixed = machine.around(1) | {"overhead": overheads}
     shared = fixed.pop("shared")
     tokens: list[float] = []
@@ -390,7 +444,7 @@ def _prefill(machine: _Machine, run: Run) -> list[float] | None:
         shared = around.pop("shared")
         total += sum(around.values())
         if plan.trunk_on == "gpu":
-            total += model.num_layers * machine.layer_overhead_s
+            total += machine.fixed(prompt)
         for classes, counts in zip(plan.prefill_class[s], plan.prefill_tokens[s], strict=True):
             layer = _Layer(plan, shared)
             chosen = [(n, count) for n, count in zip(classes.tolist(), counts.tolist(), strict=True) if count]

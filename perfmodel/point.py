@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.errors import PerfModelError, SpecError
-from perfmodel.hardware import NdpSpec, System
+from perfmodel.hardware import EngineSpec, GpuSpec, NdpSpec, System
 from perfmodel.kernels import dram, systolic
 from perfmodel.kernels import point as place
 
@@ -87,8 +87,20 @@ class Points(NamedTuple):
 
 
 def link_bytes_per_s(system: System) -> float:
-    """Effective one-way rate of the link [byte/s]."""
-    return system.link.effective_bandwidth_bytes_per_s
+    """Effective one-way rate of the link [byte/s], which pageable copies of an engine do not exceed."""
+    rate = system.link.effective_bandwidth_bytes_per_s
+    pageable = None if system.engine is None else system.engine.pageable_bytes_per_s
+    return rate if pageable is None else np.minimum(rate, pageable)
+
+
+def cpu_bytes_per_s(system: System) -> float:
+    """Rate at which the CPU reads experts [byte/s]; 0 on a system without one."""
+    cpu, engine = system.cpu, system.engine
+    if cpu is None:
+        return 0.0
+    if engine is not None and engine.cpu_efficiency is not None:
+        cpu = cpu.model_copy(update={"dram_efficiency": engine.cpu_efficiency})
+    return cpu.effective_dram_bandwidth_bytes_per_s
 
 
 def dram_efficiency(ndp: NdpSpec) -> float:
@@ -131,6 +143,41 @@ def ndp_bytes_per_s(system: System) -> float:
     return system.ndp.dram_bandwidth_bytes_per_s * dram_efficiency(system.ndp)
 
 
+def _device_rates(gpu: GpuSpec, dtype: str, values: list[Any]) -> None:
+    """Places of the GPU that its own spec fills."""
+    launch_s = 0.0 if gpu.layer_overhead_s is not None else gpu.launch_overhead_s
+    values[place.GPU_FLOPS] = gpu.effective_flops_per_s(dtype)
+    values[place.GPU_BANDWIDTH] = values[place.EXPERT_BANDWIDTH] = gpu.effective_memory_bandwidth_bytes_per_s
+    values[place.GPU_N_HALF] = values[place.EXPERT_N_HALF] = gpu.memory_n_half_bytes
+    values[place.LAUNCH_OVERHEAD] = values[place.EXPERT_LAUNCH] = launch_s
+    values[place.LAYER_OVERHEAD] = 0.0 if gpu.layer_overhead_s is None else gpu.layer_overhead_s
+    values[place.BATCHED_FROM] = math.inf
+
+
+def _engine_rates(gpu: GpuSpec, engine: EngineSpec, dtype: str, values: list[Any]) -> None:
+    """Places of the GPU under an engine, see `perfmodel.hardware.EngineSpec`."""
+    peak = gpu.memory_bandwidth_bytes_per_s
+    share = engine.memory_efficiency if engine.expert_efficiency is None else engine.expert_efficiency
+    n_half = engine.memory_n_half_bytes * gpu.sharing
+    single = engine.experts == "single"
+    values[place.GPU_FLOPS] = gpu.peak_flops_per_s(dtype) * engine.compute_efficiency
+    values[place.GPU_BANDWIDTH] = peak * engine.memory_efficiency
+    values[place.EXPERT_BANDWIDTH] = peak * share
+    values[place.GPU_N_HALF] = n_half
+    values[place.EXPERT_N_HALF] = n_half if single else 0.0
+    values[place.EXPERT_LAUNCH] = engine.kernel_s if single else 0.0
+    values[place.LAYER_OVERHEAD] = np.where(np.greater(gpu.sharing, 1), 2.0 * engine.all_reduce_s, 0.0)[()]
+    switch = engine.batched_from_tokens
+    values[place.BATCHED_FROM] = math.inf if switch is None else switch
+    values[place.BATCHED_FIXED] = engine.batched_layer_s
+    values[place.ATTENTION_FIXED] = engine.attention_kernels * engine.kernel_s
+    values[place.RECURRENT_FIXED] = engine.recurrent_kernels * engine.kernel_s
+    values[place.EXPERTS_FIXED] = engine.expert_kernels * engine.kernel_s
+    values[place.MATRIX_FIXED] = 0.0 if single else n_half / (peak * share)
+    values[place.DENSE_FIXED] = engine.dense_kernels * engine.kernel_s
+    values[place.STEP_FIXED] = engine.step_s
+
+
 def _places(system: System, dtype: str) -> list[Any]:
     """Value of every place of the point; arrays where the system holds arrays (see `hardware_points`).
 
@@ -138,11 +185,10 @@ def _places(system: System, dtype: str) -> list[Any]:
     """
     gpu, link, ndp, cpu, host = system.gpu, system.link, system.ndp, system.cpu, system.host
     values: list[Any] = [0.0] * place.POINT_SIZE
-    values[place.GPU_FLOPS] = gpu.effective_flops_per_s(dtype)
-    values[place.GPU_BANDWIDTH] = gpu.effective_memory_bandwidth_bytes_per_s
-    values[place.GPU_N_HALF] = gpu.memory_n_half_bytes
-    values[place.LAUNCH_OVERHEAD] = 0.0 if gpu.layer_overhead_s is not None else gpu.launch_overhead_s
-    values[place.LAYER_OVERHEAD] = 0.0 if gpu.layer_overhead_s is None else gpu.layer_overhead_s
+    if system.engine is None:
+        _device_rates(gpu, dtype, values)
+    else:
+        _engine_rates(gpu, system.engine, dtype, values)
     values[place.LINK_BANDWIDTH] = link_bytes_per_s(system)
     values[place.LINK_LATENCY] = link.latency_s
     values[place.LINK_N_HALF] = link.n_half_bytes
@@ -150,11 +196,17 @@ def _places(system: System, dtype: str) -> list[Any]:
         values[place.CPU_FLOPS] = cpu.effective_flops_per_s()
         values[place.CPU_VECTOR_FLOPS] = cpu.effective_vector_flops_per_s
         values[place.CPU_TILE] = 1.0 if cpu.tile_rows is None else cpu.tile_rows
-        values[place.CPU_BANDWIDTH] = cpu.effective_dram_bandwidth_bytes_per_s
+        values[place.CPU_BANDWIDTH] = cpu_bytes_per_s(system)
         values[place.CPU_OVERHEAD] = cpu.expert_overhead_s
     if host is not None:
         values[place.ROUND_TRIP] = host.round_trip_s
         values[place.COPY_OVERHEAD] = host.copy_overhead_s
+    if system.engine is not None:
+        for at, seconds in (
+            (place.ROUND_TRIP, system.engine.round_trip_s),
+            (place.COPY_OVERHEAD, system.engine.copy_overhead_s),
+        ):
+            values[at] = values[at] if seconds is None else seconds
     if ndp is not None:
         values[place.NDP_BANDWIDTH] = ndp_bytes_per_s(system)
         values[place.NDP_ARRAYS] = ndp.arrays

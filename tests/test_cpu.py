@@ -229,7 +229,7 @@ def test_places_of_a_point() -> None:
     assert_allclose(point[[place.ROUND_TRIP, place.COPY_OVERHEAD]], [35e-6, 10e-6], rtol=1e-15, atol=0)
     assert point[place.CPU_OVERHEAD] == 0
     bare = hardware_point(load_system("h100-cxl-ndp"))
-    assert_array_equal(bare[place.CPU_FLOPS : place.NDP_RATES], 0)
+    assert_array_equal(bare[place.CPU_FLOPS : place.EXPERT_BANDWIDTH], 0)
     # Without matrix units there is one kind of units and no tile.
     plain = hardware_point(load_system("rtx4090-pcie4-cpu"))
     assert_allclose(plain[place.CPU_FLOPS], 4.4e12, rtol=1e-15, atol=0)

@@ -199,8 +199,8 @@ class _Sides:
             points[place.CPU_OVERHEAD],
         )  # fmt: skip
         self._gpu = roofline_time(
-            2.0 * tokens * params, moved, points[place.GPU_FLOPS], points[place.GPU_BANDWIDTH],
-            matrices * points[place.GPU_N_HALF], matrices * points[place.LAUNCH_OVERHEAD],
+            2.0 * tokens * params, moved, points[place.GPU_FLOPS], points[place.EXPERT_BANDWIDTH],
+            matrices * points[place.EXPERT_N_HALF], matrices * points[place.EXPERT_LAUNCH],
         )  # fmt: skip
         self._gpu[:, 0] = 0.0
 

@@ -6,6 +6,7 @@ that computes uses only those.
 
 from perfmodel.hardware.base import SOURCE_KINDS, Choice, Constant, Limits, Source, SourceKind, Spec
 from perfmodel.hardware.devices import DramSpec, GpuSpec, LinkSpec, NdpSpec
+from perfmodel.hardware.engine import EngineSpec
 from perfmodel.hardware.files import KINDS, SpecEntry, list_specs
 from perfmodel.hardware.host import CpuSpec, HostSpec
 from perfmodel.hardware.system import (
@@ -24,6 +25,7 @@ __all__ = [
     "Constant",
     "CpuSpec",
     "DramSpec",
+    "EngineSpec",
     "GpuSpec",
     "HostSpec",
     "Limits",

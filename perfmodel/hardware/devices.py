@@ -19,6 +19,7 @@ Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"]
 Dataflow = Literal["os", "ws", "is"]
 BankMapping = Literal["row-by-row", "bank-group-interleaved", "bank-group-limited"]
 PrecisionScaling = Literal["none", "linear", "native"]
+Split = Literal["tensor", "layer"]
 
 _PEAK_TFLOP = number("TFLOP/s", 1e-4, 1e5, "dense peak of one dtype")
 PeakTable = Annotated[dict[Dtype, Annotated[float, _PEAK_TFLOP]], Frozen]
@@ -46,13 +47,18 @@ def peak_of(spec: Spec, peaks: Mapping[Dtype, float], dtype: object) -> float:
 
 
 class GpuSpec(Spec):
-    """A GPU.
+    """A GPU, or several equal ones.
 
     Rates follow ``achieved = peak * efficiency * b / (b + n_half)`` for a kernel that moves ``b`` bytes. A
     measured ``layer_overhead_us`` replaces launches times ``launch_overhead_us``; it never adds to it.
+
+    Several ``devices`` have the memory of all. Split by ``tensor`` they share every layer and run at their joint
+    rates, each with its own ``n_half``; split by ``layer`` they work one after another, at the rates of one.
     """
 
     kind: Literal["gpu"] = "gpu"
+    devices: int = number("1", 1, 1024, "equal GPUs", 1)
+    split: Split = Field("tensor", description="what several GPUs share: every layer, or the layers among them")
     memory_capacity_gb: float = number("GB", 0.1, 10_000, "memory size")
     memory_bandwidth_gb_per_s: float = number("GB/s", 1, 50_000, "peak memory bandwidth")
     memory_efficiency: float = efficiency("achieved memory bandwidth")
@@ -73,13 +79,18 @@ class GpuSpec(Spec):
 
     @property
     def memory_capacity_bytes(self) -> float:
-        """Memory size [byte]."""
-        return self.memory_capacity_gb * GB
+        """Memory size of all GPUs [byte]."""
+        return self.memory_capacity_gb * GB * self.devices
+
+    @property
+    def sharing(self) -> int:
+        """GPUs that work on a layer at the same time [1]."""
+        return self.devices if self.split == "tensor" else 1
 
     @property
     def memory_bandwidth_bytes_per_s(self) -> float:
-        """Peak memory bandwidth [byte/s]."""
-        return self.memory_bandwidth_gb_per_s * GB
+        """Peak memory bandwidth of the GPUs that share a layer [byte/s]."""
+        return self.memory_bandwidth_gb_per_s * GB * self.sharing
 
     @property
     def effective_memory_bandwidth_bytes_per_s(self) -> float:
@@ -88,16 +99,16 @@ class GpuSpec(Spec):
 
     @property
     def memory_n_half_bytes(self) -> float:
-        """Bytes a kernel must move to reach half the effective bandwidth [byte]."""
-        return self.memory_n_half_kb * KB
+        """Bytes a kernel must move to reach half the effective bandwidth, over the GPUs that share it [byte]."""
+        return self.memory_n_half_kb * KB * self.sharing
 
     def peak_flops_per_s(self, dtype: str = "fp16") -> float:
-        """Dense peak of ``dtype`` [flop/s]; `SpecError` when the spec does not give it."""
-        return peak_of(self, self.peak_tflop_per_s, dtype)
+        """Dense peak of ``dtype`` of the GPUs that share a layer [flop/s]; `SpecError` when the spec lacks it."""
+        return peak_of(self, self.peak_tflop_per_s, dtype) * self.sharing
 
     def effective_flops_per_s(self, dtype: str = "fp16") -> float:
         """Peak of ``dtype`` times compute efficiency [flop/s]."""
-        return peak_of(self, self.peak_tflop_per_s, dtype) * self.compute_efficiency
+        return self.peak_flops_per_s(dtype) * self.compute_efficiency
 
     @property
     def launch_overhead_s(self) -> float:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from perfmodel.errors import SpecError
 from perfmodel.hardware.base import Spec, shown, suggestion
 from perfmodel.hardware.devices import DramSpec, GpuSpec, LinkSpec, NdpSpec
+from perfmodel.hardware.engine import EngineSpec
 from perfmodel.hardware.host import CpuSpec, HostSpec
 from perfmodel.paths import data_folder
 
@@ -19,9 +20,13 @@ DEVICES: dict[str, type[Spec]] = {
     "ndp": NdpSpec,
     "cpu": CpuSpec,
     "host": HostSpec,
+    "engine": EngineSpec,
     "dram": DramSpec,
 }
 KINDS = (*DEVICES, "system")
+
+#: Folders of bundled specs that are not called like their kind.
+_FOLDERS = {"system": "systems", "engine": "engines"}
 
 # A spec is a page of text; anything larger is some other file.
 _MAX_BYTES = 1 << 20
@@ -55,7 +60,7 @@ def is_path(reference: object) -> bool:
 
 
 def _bundled(kind: str) -> dict[str, Path]:
-    folder = data_folder("hardware_specs") / ("systems" if kind == "system" else kind)
+    folder = data_folder("hardware_specs") / _FOLDERS.get(kind, kind)
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 

@@ -30,6 +30,7 @@ from perfmodel.hardware.base import (
     suggestion,
 )
 from perfmodel.hardware.devices import DramSpec, GpuSpec, LinkSpec, NdpSpec
+from perfmodel.hardware.engine import REPLACED, EngineSpec
 from perfmodel.hardware.files import (
     DEVICES,
     KINDS,
@@ -45,7 +46,14 @@ from perfmodel.hardware.files import (
 from perfmodel.hardware.host import CpuSpec, HostSpec
 from perfmodel.paths import replace_when_done
 
-PARTS: dict[str, type[Spec]] = {"gpu": GpuSpec, "link": LinkSpec, "ndp": NdpSpec, "cpu": CpuSpec, "host": HostSpec}
+PARTS: dict[str, type[Spec]] = {
+    "gpu": GpuSpec,
+    "link": LinkSpec,
+    "ndp": NdpSpec,
+    "cpu": CpuSpec,
+    "host": HostSpec,
+    "engine": EngineSpec,
+}
 
 _NO_COST = (
     "latency_us",
@@ -78,7 +86,8 @@ class StatedPeak(Strict):
 class System(Strict):
     """GPU, link, and what holds the experts: a near-data device, a CPU, or (with neither) host memory alone.
 
-    Without ``host`` its round trips and copies cost nothing, and all of its memory may be pinned.
+    Without ``host`` its round trips and copies cost nothing, and all of its memory may be pinned. An ``engine`` says
+    what software reaches of the devices, in place of what they state themselves.
     Values are addressed by dotted keys in the units of the spec files, such as ``"gpu.memory_efficiency"``.
     """
 
@@ -91,6 +100,7 @@ class System(Strict):
     ndp: NdpSpec | None = None
     cpu: CpuSpec | None = None
     host: HostSpec | None = None
+    engine: EngineSpec | None = None
     stated_peaks: Annotated[dict[str, StatedPeak], Frozen] = Field(default_factory=dict)
 
     def _parts(self) -> Iterator[tuple[str, Spec]]:
@@ -144,11 +154,12 @@ class System(Strict):
         return spec.source_of(inner)
 
     def constants(self) -> tuple[Constant, ...]:
-        """Every number of the system with unit, source and citation."""
+        """Every number that counts, with unit, source and citation: all but those that the engine replaces."""
         return tuple(
             constant._replace(key=f"{part}.{constant.key}")
             for part, spec in self._parts()
             for constant in spec.constants()
+            if self.replaced_by(f"{part}.{constant.key}") is None
         )
 
     def choices(self) -> tuple[Choice, ...]:
@@ -209,6 +220,7 @@ class System(Strict):
         by_part: dict[str, dict[str, Any]] = {}
         for key, value in values.items():
             part, _, inner = self._locate(key)
+            self._refuse_replaced(key)
             whole_dram = (part, inner) == ("ndp", "dram")
             new = load_device(value, DramSpec, folder) if whole_dram else clean_value(key, value)
             by_part.setdefault(part, {})[inner] = new
@@ -222,6 +234,24 @@ class System(Strict):
             for part, new in by_part.items()
         }
         return self._copy(**changed, stated_peaks=stated)
+
+    def replaced_by(self, key: str) -> str | None:
+        """The key of the engine that counts instead of ``key``, or ``None`` where ``key`` itself counts."""
+        other = REPLACED.get(key)
+        if self.engine is None or other is None:
+            return None
+        # Without a value of its own the engine leaves it to the system.
+        return None if getattr(self.engine, other.partition(".")[2]) is None else other
+
+    def _refuse_replaced(self, key: str) -> None:
+        other = self.replaced_by(key)
+        if other is not None and self.engine is not None:
+            raise SpecError(f"system {self.name!r}: engine {self.engine.name} replaces {key}; set {other} instead")
+
+    def with_engine(self, engine: str | os.PathLike[str] | EngineSpec | None) -> System:
+        """The system under an inference engine: a bundled name, a file, or the spec itself; ``None`` for none."""
+        given = engine is None or isinstance(engine, EngineSpec)
+        return self._copy(engine=engine if given else load_device(engine, EngineSpec))
 
     def _numbers(self) -> Iterator[tuple[str, float]]:
         for part, spec in self._parts():
@@ -238,7 +268,8 @@ class System(Strict):
         Calibrated or measured peaks go back to what the parts' own files state; what-if peaks stay.
         """
         restored = {key: peak for key, peak in self.stated_peaks.items() if self.source_of(key).source in _FITTED}
-        back = self._with(
+        bare = self if self.engine is None else self._copy(engine=None)
+        back = bare._with(
             {key: peak.value for key, peak in restored.items()},
             {key: peak.source for key, peak in restored.items()},
         )
@@ -265,6 +296,7 @@ class _SystemFile(Strict):
     ndp: SkipValidation[str | NdpSpec | None] = Field(None, description="near-data device, same forms")
     cpu: SkipValidation[str | CpuSpec | None] = Field(None, description="CPU, same forms")
     host: SkipValidation[str | HostSpec | None] = Field(None, description="costs of the host, same forms")
+    engine: SkipValidation[str | EngineSpec | None] = Field(None, description="inference engine, same forms")
     overrides: dict[str, SkipValidation[float | str]] = Field(
         default_factory=dict, description='other values at dotted keys such as "gpu.memory_efficiency"'
     )

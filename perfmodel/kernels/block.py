@@ -20,6 +20,7 @@ from perfmodel.kernels.point import (
     CPU_BANDWIDTH,
     CPU_FLOPS,
     CPU_VECTOR_FLOPS,
+    EXPERT_BANDWIDTH,
     GPU_BANDWIDTH,
     GPU_FLOPS,
     LINK_BANDWIDTH,
@@ -39,8 +40,9 @@ BLOCK = 64
     PER_CPU_FLOP,
     PER_CPU_VECTOR_FLOP,
     PER_CPU_BYTE,
-) = range(8)
-RECIPROCALS = 8
+    PER_EXPERT_BYTE,
+) = range(9)
+RECIPROCALS = 9
 
 
 @scalar
@@ -70,6 +72,8 @@ def _reciprocal(p, row, r):
         rate = CPU_VECTOR_FLOPS
     elif row == PER_CPU_BYTE:
         rate = CPU_BANDWIDTH
+    elif row == PER_EXPERT_BYTE:
+        rate = EXPERT_BANDWIDTH
     for b in range(BLOCK):
         r[row, b] = 1.0 / p[rate, b]
 
@@ -100,4 +104,6 @@ def _load_block(places, values, start, p, r):
             _reciprocal(p, PER_CPU_VECTOR_FLOP, r)
         elif place == CPU_BANDWIDTH:
             _reciprocal(p, PER_CPU_BYTE, r)
+        elif place == EXPERT_BANDWIDTH:
+            _reciprocal(p, PER_EXPERT_BYTE, r)
     return count

@@ -9,6 +9,7 @@ p, r : one block of hardware points, see ``block.py``.
 rates : float64 [RATES, BLOCK], what a unit of work costs where the operators run; the rows are named below.
 attention : float64 [A, ATTENTION_SIZE], one kind of attention a row; the places are named below.
 operators : float64 [M, OPERATOR_SIZE], one GPU operator a row; the places are named below.
+counts : float64 [COUNTS], how often fixed times are paid, and by how many tokens; the places are named below.
 """
 
 # The compiler infers the types of kernels.
@@ -25,12 +26,25 @@ from perfmodel.kernels.block import (
     PER_FLOP,
     PER_GPU_BYTE,
 )
-from perfmodel.kernels.point import GPU_N_HALF, LAUNCH_OVERHEAD
+from perfmodel.kernels.point import (
+    ATTENTION_FIXED,
+    BATCHED_FIXED,
+    BATCHED_FROM,
+    GPU_N_HALF,
+    LAUNCH_OVERHEAD,
+    LAYER_OVERHEAD,
+)
 from perfmodel.kernels.roofline import _causal_pairs1, _roofline1
 
 # Places in a row of attention. Context means: for every token that is attended to.
 LAYERS, WINDOW, WEIGHT_FLOPS, WEIGHT_BYTES, CONTEXT_FLOPS, CONTEXT_BYTES, ATTENTION_LAUNCHES = range(7)
 ATTENTION_SIZE = 7
+
+# Places of counts: how often a step, or a prefill, pays each fixed time; then its tokens, and its passes.
+# The first ones stand in the order of the places of a point, from FIRST_FIXED on.
+LAYERS_COUNT = 0
+ATTENTION_COUNT, RECURRENT_COUNT, EXPERTS_COUNT, MATRIX_COUNT, DENSE_COUNT, STEP_COUNT, TOKENS_COUNT = range(1, 8)
+COUNTS = 8
 
 # Places in a row of operators.
 REPEATS, FLOPS, BYTES, LAUNCHES = range(4)
@@ -133,19 +147,37 @@ def _attention_at(lines, attention, context, total):
 
 
 @scalar
-def _prefill_attention(rates, attention, prompt, total):
-    """Fill ``total`` [BLOCK]: attention of all layers over a prompt, whose weights are read once [s]."""
+def _prefill_attention(rates, attention, prompt, prompts, passes, total):
+    """Fill ``total`` [BLOCK]: attention of all layers over so many prompts of one length [s].
+
+    Every pass reads the weights once, and the keys and values of all tokens up to its own.
+    """
     for b in range(BLOCK):
         total[b] = 0.0
     for a in range(attention.shape[0]):
         kind = attention[a]
-        flops = kind[WEIGHT_FLOPS] * prompt + kind[CONTEXT_FLOPS] * _causal_pairs1(prompt, kind[WINDOW])
-        moved = kind[WEIGHT_BYTES] + kind[CONTEXT_BYTES] * prompt
+        pairs = prompts * _causal_pairs1(prompt, kind[WINDOW])
+        flops = kind[WEIGHT_FLOPS] * (prompts * prompt) + kind[CONTEXT_FLOPS] * pairs
+        moved = kind[WEIGHT_BYTES] * passes + kind[CONTEXT_BYTES] * (prompts * prompt * ((passes + 1.0) / 2.0))
         for b in range(BLOCK):
-            overhead_s = kind[ATTENTION_LAUNCHES] * rates[LAUNCH_S, b]
+            overhead_s = kind[ATTENTION_LAUNCHES] * rates[LAUNCH_S, b] * passes
             total[b] += kind[LAYERS] * _roofline1(
-                flops, moved, rates[FLOP_S, b], rates[BYTE_S, b], rates[N_HALF, b], overhead_s
+                flops, moved, rates[FLOP_S, b], rates[BYTE_S, b], rates[N_HALF, b] * passes, overhead_s
             )
+
+
+@scalar
+def _fixed_times(p, counts, total):
+    """Fill ``total`` [BLOCK]: what no work changes, of one step or pass [s]."""
+    for b in range(BLOCK):
+        total[b] = counts[LAYERS_COUNT] * p[LAYER_OVERHEAD, b]
+    for i in range(ATTENTION_COUNT, STEP_COUNT + 1):
+        if counts[i] != 0.0:
+            for b in range(BLOCK):
+                total[b] += counts[i] * p[ATTENTION_FIXED + i - ATTENTION_COUNT, b]
+    for b in range(BLOCK):
+        if counts[TOKENS_COUNT] >= p[BATCHED_FROM, b]:
+            total[b] += counts[EXPERTS_COUNT] * p[BATCHED_FIXED, b]
 
 
 @scalar

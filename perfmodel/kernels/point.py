@@ -24,8 +24,19 @@
     CPU_OVERHEAD,  # per expert [s]
     ROUND_TRIP,  # the host reads what the GPU found and starts work anew [s]
     COPY_OVERHEAD,  # of the host, per copy of weights [s]
+    EXPERT_BANDWIDTH,  # effective GPU memory rate of expert kernels [byte/s]
+    EXPERT_N_HALF,  # per matrix of every expert on the GPU [byte]
+    EXPERT_LAUNCH,  # per matrix of every expert on the GPU [s]
+    BATCHED_FROM,  # tokens of a step from which BATCHED_FIXED is paid [token]; infinite for never
+    BATCHED_FIXED,  # per layer with experts [s]
+    ATTENTION_FIXED,  # fixed times, which no work changes: per layer with attention [s]
+    RECURRENT_FIXED,  # per layer with a recurrent mixer [s]
+    EXPERTS_FIXED,  # per layer with experts [s]
+    MATRIX_FIXED,  # per matrix of one expert, for every layer with experts [s]
+    DENSE_FIXED,  # per layer with a dense network [s]
+    STEP_FIXED,  # per step [s]
     NDP_RATES,  # first of 33 places: native speed-up over FP16 at 0..32 bits
-) = range(24)
+) = range(35)
 MAX_RATE_BITS = 32
 POINT_SIZE = NDP_RATES + MAX_RATE_BITS + 1
 

@@ -5,9 +5,9 @@ The three kernels below are all that evaluates a plan, whether for one point or 
 Arrays
 ------
 base, places, values : hardware points, see ``block.py``. Dataflow and precision scaling must not vary.
-attention, operators : what surrounds the experts, see ``front.py``. The operators are router, dense layers, LM head
-    and, in the last row, the shared experts of one layer. Overheads of a layer count ``num_layers`` times, unless the
-    CPU runs all but the experts.
+attention, operators, counts : what surrounds the experts, see ``front.py``. The operators are router, dense layers,
+    LM head and, in the last row, the shared experts of one layer. Fixed times count unless the CPU runs all but the
+    experts.
 work ... state_before : the states of the plan, see ``layer.py``.
 how : switches of the plan, see ``layer.py``.
 """
@@ -26,6 +26,7 @@ from perfmodel.kernels.front import (
     _attention_sum,
     _context_lines,
     _fill_rates,
+    _fixed_times,
     _operator_times,
     _prefill_attention,
     _sum_contexts,
@@ -51,7 +52,7 @@ from perfmodel.kernels.layer import (
 )
 from perfmodel.kernels.link import _transfer_time1
 from perfmodel.kernels.order import _order_statistics
-from perfmodel.kernels.point import COPY_OVERHEAD, LAYER_OVERHEAD, LINK_BANDWIDTH, LINK_LATENCY, LINK_N_HALF
+from perfmodel.kernels.point import COPY_OVERHEAD, LINK_BANDWIDTH, LINK_LATENCY, LINK_N_HALF
 from perfmodel.kernels.work import EVERY, _price_work
 
 # Rows of the result of `token_means`.
@@ -94,7 +95,7 @@ def _fill_states(
 
 
 @loop(
-    f"float64[:,::1]({_POINTS}, float64[:,::1], float64[:,::1], float64, {_STATES}, float64[::1], float64[::1],"
+    f"float64[:,::1]({_POINTS}, float64[:,::1], float64[:,::1], float64[::1], float64, {_STATES}, float64[::1], float64[::1],"
     " float64[::1], float64, int64[::1], int32[::1], float64[::1], boolean)"
 )
 def token_means(
@@ -103,6 +104,7 @@ def token_means(
     values,
     attention,
     operators,
+    counts,
     num_layers,
     work,
     expert_params,
@@ -143,7 +145,7 @@ def token_means(
     priced, rows = np.empty((work.shape[0], EVERY, BLOCK)), _new_rows(work, row_offsets)
     sums = np.empty((state_row.shape[0] if looks_back else 1, SUMS, BLOCK))
     between, time, totals = np.zeros(BLOCK), np.empty(BLOCK), np.empty((STATE_SIZE, BLOCK))
-    overheads = 0.0 if how[TRUNK_ON_CPU] else num_layers
+    overhead = np.zeros(BLOCK)
     per_token = 1.0 / num_tokens
     _fill_block(base, p, r)
     for start in range(0, num_points, BLOCK):
@@ -153,6 +155,8 @@ def token_means(
         _attention_sum(lines, attention, contexts, context_weight, seen, crossing, one, attention_s)
         _fill_rates(p, r, how[TRUNK_ON_CPU], rates)
         _operator_times(rates, operators, fixed)
+        if how[TRUNK_ON_CPU] == 0:
+            _fixed_times(p, counts, overhead)
         _price_work(p, r, work, expert_params, hidden_size, matrices, used, priced)
         _keep_rows(priced, work, row_offsets, row_work, row_count, used, how[PIPELINED], rows)
         for c in range(STATE_SIZE):
@@ -189,7 +193,7 @@ def token_means(
                     else:
                         _add_parts(rows, at, how, shared, between, sums[0], weight, totals)
         for b in range(count):
-            around = fixed[0, b] + fixed[1, b] + fixed[2, b] + overheads * p[LAYER_OVERHEAD, b]
+            around = fixed[0, b] + fixed[1, b] + fixed[2, b] + overhead[b]
             means[TOTAL, start + b] = around + (attention_s[b] + totals[TIME, b]) * per_token
         if with_parts:
             for b in range(count):
@@ -197,7 +201,7 @@ def token_means(
                 means[ROUTER, start + b] = fixed[0, b]
                 means[DENSE, start + b] = fixed[1, b]
                 means[HEAD, start + b] = fixed[2, b]
-                means[OVERHEAD, start + b] = overheads * p[LAYER_OVERHEAD, b]
+                means[OVERHEAD, start + b] = overhead[b]
             for c in range(STATE_SIZE):
                 for b in range(count):
                     means[STATE + c, start + b] = totals[c, b] * per_token
@@ -235,7 +239,7 @@ def _token_block(
 
 
 @loop(
-    f"float64[:,::1]({_POINTS}, float64[:,::1], float64[:,::1], float64, {_STATES}, float64[::1], int64[::1],"
+    f"float64[:,::1]({_POINTS}, float64[:,::1], float64[:,::1], float64[::1], float64, {_STATES}, float64[::1], int64[::1],"
     " int32[::1], float64[::1], int64[::1], float64[::1])"
 )
 def token_percentiles(
@@ -244,6 +248,7 @@ def token_percentiles(
     values,
     attention,
     operators,
+    counts,
     num_layers,
     work,
     expert_params,
@@ -273,13 +278,12 @@ def token_percentiles(
     found = np.empty((num_ranks if num_ranks > 0 else num_tokens, num_points))
     p, r = np.empty((base.shape[0], BLOCK)), np.empty((RECIPROCALS, BLOCK))
     lines = np.empty((attention.shape[0], LINES, BLOCK))
-    fixed, overhead = np.empty((operators.shape[0], BLOCK)), np.empty(BLOCK)
+    fixed, overhead = np.empty((operators.shape[0], BLOCK)), np.zeros(BLOCK)
     shared = fixed[SHARED]
     simple = _is_simple(work, row_host, how)
     used = _used_columns(simple, False)
     priced, rows = np.empty((work.shape[0], EVERY, BLOCK)), _new_rows(work, row_offsets)
     rates, sums = np.empty((RATES, BLOCK)), np.empty((0 if simple else state_row.shape[0], SUMS, BLOCK))
-    overheads = 0.0 if how[TRUNK_ON_CPU] else num_layers
     states, tokens = np.empty((state_row.shape[0] if simple else 0, BLOCK)), np.empty((BLOCK, num_tokens + PAD))
     _fill_block(base, p, r)
     for start in range(0, num_points, BLOCK):
@@ -288,8 +292,8 @@ def token_percentiles(
         _context_lines(rates, attention, lines)
         _fill_rates(p, r, how[TRUNK_ON_CPU], rates)
         _operator_times(rates, operators, fixed)
-        for b in range(BLOCK):
-            overhead[b] = overheads * p[LAYER_OVERHEAD, b]
+        if how[TRUNK_ON_CPU] == 0:
+            _fixed_times(p, counts, overhead)
         _price_work(p, r, work, expert_params, hidden_size, matrices, used, priced)
         _keep_rows(priced, work, row_offsets, row_work, row_count, used, how[PIPELINED], rows)
         if simple:
@@ -315,13 +319,17 @@ def token_percentiles(
     return found
 
 
-@loop(f"float64[:,::1]({_POINTS}, float64[:,::1], float64[:,:,::1], float64, {_STATES}, int64[::1], float64[::1])")
+@loop(
+    f"float64[:,::1]({_POINTS}, float64[:,::1], float64[:,:,::1], float64[:,::1], float64, {_STATES}, int64[::1],"
+    " float64[::1], float64[::1], float64[::1])"
+)
 def prefill_times(
     base,
     places,
     values,
     attention,
     operators,
+    counts,
     num_layers,
     work,
     expert_params,
@@ -335,14 +343,17 @@ def prefill_times(
     state_before,
     how,
     state_offsets,
+    lengths,
     prompts,
+    passes,
 ):
-    """Time of the prefill of every sequence at every point [G, N] [s].
+    """Time of every prefill at every point [G, N] [s].
 
-    Sequence g has ``prompts[g]`` tokens, its own ``operators[g]``, and the states from ``state_offsets[g]`` to
-    ``state_offsets[g + 1]``, one a layer. No state of a prefill looks back.
+    Prefill g has ``prompts[g]`` prompts of ``lengths[g]`` tokens each, its own ``operators[g]`` and ``counts[g]``, and
+    the states from ``state_offsets[g]`` to ``state_offsets[g + 1]``, one a layer. No state of a prefill looks back.
+    Attention reads its weights in each of ``passes[g]`` passes; operators, counts and states are those of all passes.
     """
-    num_points, sequences = values.shape[1], prompts.shape[0]
+    num_points, sequences = values.shape[1], lengths.shape[0]
     times = np.empty((sequences, num_points))
     p, r = np.empty((base.shape[0], BLOCK)), np.empty((RECIPROCALS, BLOCK))
     simple = _is_simple(work, row_host, how)
@@ -351,8 +362,7 @@ def prefill_times(
     fixed = np.empty((operators.shape[1], BLOCK))
     shared = fixed[SHARED]
     rates, sums = np.empty((RATES, BLOCK)), np.empty((SUMS, BLOCK))
-    hidden, time, total = np.zeros(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
-    overheads = 0.0 if how[TRUNK_ON_CPU] else num_layers
+    hidden, time, total, overhead = np.zeros(BLOCK), np.empty(BLOCK), np.empty(BLOCK), np.zeros(BLOCK)
     _fill_block(base, p, r)
     for start in range(0, num_points, BLOCK):
         count = _load_block(places, values, start, p, r)
@@ -360,11 +370,13 @@ def prefill_times(
         _keep_rows(priced, work, row_offsets, row_work, row_count, used, how[PIPELINED], rows)
         for g in range(sequences):
             _fill_rates(p, r, how[ATTENTION_ON_CPU], rates)
-            _prefill_attention(rates, attention, prompts[g], total)
+            _prefill_attention(rates, attention, lengths[g], prompts[g], passes[g], total)
             _fill_rates(p, r, how[TRUNK_ON_CPU], rates)
             _operator_times(rates, operators[g], fixed)
+            if how[TRUNK_ON_CPU] == 0:
+                _fixed_times(p, counts[g], overhead)
             for b in range(BLOCK):
-                total[b] += fixed[0, b] + fixed[1, b] + fixed[2, b] + overheads * p[LAYER_OVERHEAD, b]
+                total[b] += fixed[0, b] + fixed[1, b] + fixed[2, b] + overhead[b]
             for s in range(state_offsets[g], state_offsets[g + 1]):
                 n = state_row[s]
                 at = _place_row(priced, work, row_offsets, row_work, row_count, n, used, how[PIPELINED], rows)

@@ -20,8 +20,8 @@ from perfmodel.kernels.block import (
     PER_CPU_FLOP,
     PER_CPU_VECTOR_FLOP,
     PER_CYCLE,
+    PER_EXPERT_BYTE,
     PER_FLOP,
-    PER_GPU_BYTE,
     PER_LINK_BYTE,
     PER_NDP_BYTE,
 )
@@ -31,8 +31,8 @@ from perfmodel.kernels.point import (
     COPY_OVERHEAD,
     CPU_OVERHEAD,
     CPU_TILE,
-    GPU_N_HALF,
-    LAUNCH_OVERHEAD,
+    EXPERT_LAUNCH,
+    EXPERT_N_HALF,
     LINK_LATENCY,
     LINK_N_HALF,
     MAX_RATE_BITS,
@@ -128,9 +128,9 @@ def _price_work(p, r, work, expert_params, hidden_size, matrices, used, priced):
         if executor != COPIED:
             flops, moved = 2.0 * tokens * expert_params, weights + 2.0 * activations
             for b in range(BLOCK):
-                n_half, overhead_s = num_matrices * p[GPU_N_HALF, b], num_matrices * p[LAUNCH_OVERHEAD, b]
+                n_half, overhead_s = num_matrices * p[EXPERT_N_HALF, b], num_matrices * p[EXPERT_LAUNCH, b]
                 priced[a, GPU_SIDE, b] = _roofline1(
-                    flops, moved, r[PER_FLOP, b], r[PER_GPU_BYTE, b], n_half, overhead_s
+                    flops, moved, r[PER_FLOP, b], r[PER_EXPERT_BYTE, b], n_half, overhead_s
                 )
             if used > SIDES:
                 for b in range(BLOCK):

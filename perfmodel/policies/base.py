@@ -38,6 +38,7 @@ MOST_CLASSES = MOST_FORETOLD = 255
 #: Hardware keys that every plan reads: weights must fit, and the default placement is what fits.
 CAPACITY_KEYS = (
     "gpu.memory_capacity_gb",
+    "gpu.devices",
     "ndp.capacity_gb",
     "cpu.memory_capacity_gb",
     "cpu.sockets",
@@ -112,11 +113,13 @@ class Plan:
 
     policy : the policy with all its options spelled out.
     classes : the work classes that ``picks`` and ``prefill_class`` refer to by number.
-    picks : uint8 [decode tokens, layers, k], the class of every selected expert; sequences one after another.
+    picks : uint8 [decode tokens, layers, k], the class of every selected expert; sequences one after another, and the
+        tokens of a decode step within each.
     copies : uint8 [decode tokens, layers, W], classes of copies that no pick of the layer runs, and of experts that the
         CPU computes in vain, filled up with a class that is skipped; None without any.
     offsets : int64 [sequences + 1], where each sequence's decode tokens start.
-    context_start : int64 [sequences], tokens of context before the first decode step.
+    context_start : int64 [sequences], tokens of context before the first decode step; of sequences in a batch their
+        mean, float64.
     prompt_tokens : int64 [sequences], tokens of the priced prefill (0 without one).
     overlap : how the GPU side of a layer combines with the near-data side and the CPU while decoding.
     fetch : copies on demand all come before the layer computes, or every expert computes as soon as it is there: first
@@ -145,7 +148,7 @@ class Plan:
     classes: tuple[WorkClass, ...]
     picks: NDArray[np.uint8]
     offsets: NDArray[np.int64]
-    context_start: NDArray[np.int64]
+    context_start: NDArray[Any]
     prompt_tokens: NDArray[np.int64]
     overlap: Overlap
     prefill_class: NDArray[np.uint8] | None
@@ -202,7 +205,12 @@ class PlanInputs(NamedTuple):
     @property
     def most_gpu_experts(self) -> float:
         """Experts per layer that the GPU has room for, see `placement.gpu_room`."""
-        return placement.gpu_room(self.model, self.system.gpu.memory_capacity_bytes, self.max_context)
+        return placement.gpu_room(
+            self.model,
+            self.system.gpu.memory_capacity_bytes,
+            self.max_context,
+            sequences=self.replay.batch.sequences,
+        )
 
 
 class OptionInfo(NamedTuple):
@@ -508,7 +516,11 @@ def make_plan(
 
 def footprints(inputs: PlanInputs, plan: Plan) -> tuple[placement.Footprint, placement.Footprint]:
     """What a plan keeps on the GPU, and what is kept behind the link."""
-    on: dict[str, Any] = {"attention_on": plan.attention_on, "trunk_on": plan.trunk_on}
+    on: dict[str, Any] = {
+        "attention_on": plan.attention_on,
+        "trunk_on": plan.trunk_on,
+        "sequences": inputs.replay.batch.sequences,
+    }
     model, context, cpu = inputs.model, inputs.max_context, inputs.system.cpu
     gpu = placement.gpu_footprint(model, plan.gpu_experts, context, buffer_bytes=plan.gpu_buffer_bytes, **on)
     on |= {"behind": plan.behind, "copies": 1 if cpu is None or inputs.system.ndp is not None else cpu.expert_copies}
@@ -527,9 +539,12 @@ def _check_memory(inputs: PlanInputs, plan: Plan) -> tuple[str, ...]:
             inputs.max_context,
             attention_on=plan.attention_on,
             trunk_on=plan.trunk_on,
+            sequences=inputs.replay.batch.sequences,
         )
         advice = f"at most {most} experts a layer fit" if most >= 0 else "not even zero experts a layer fit"
-        count = f"{plan.gpu_experts:g} experts a layer at {inputs.max_context} tokens"
+        size = inputs.replay.batch.sequences
+        each = f" of each of {size} sequences" if size > 1 else ""
+        count = f"{plan.gpu_experts:g} experts a layer at {inputs.max_context} tokens{each}"
         placement.check_fits(f"{model.name} with {count} on {system.gpu.name}", use, capacity, advice)
     if system.ndp is not None:
         advice = "use a device with more capacity or fewer replicas"

@@ -16,7 +16,7 @@ from perfmodel.point import Points, hardware_point
 from perfmodel.policies.base import CAPACITY_KEYS, Policy
 
 #: Hardware keys that such decisions can depend on; see `Policy.plan_keys`.
-COST_KEYS = (*CAPACITY_KEYS, "gpu.", "link.", "cpu.", "host.", "ndp.")
+COST_KEYS = (*CAPACITY_KEYS, "gpu.", "link.", "cpu.", "host.", "ndp.", "engine.")
 
 
 class ExpertCosts(NamedTuple):

@@ -17,7 +17,7 @@ Kind = Literal["hardware", "option", "policy", "workload", "model", "trace", "sy
 LISTING = "`perfmodel sweep --list-axes` shows all axes"
 #: What a text stands for where an option is chosen automatically.
 AUTO = "auto"
-_PARTS = {"gpu": "GPU", "link": "link", "ndp": "near-data", "cpu": "CPU", "host": "host"}
+_PARTS = {"gpu": "GPU", "link": "link", "ndp": "near-data", "cpu": "CPU", "host": "host", "engine": "engine"}
 _UNIT_SUFFIXES = ("_tflop_per_s", "_gb_per_s", "_gb", "_kb", "_us", "_ns", "_ghz", "_mhz")
 
 
@@ -100,6 +100,8 @@ def _settable(system: System) -> list[str]:
                 system.limits_of(f"{part}.{inner}")
             except SpecError:
                 continue  # a word
+            if system.replaced_by(f"{part}.{inner}") is not None:
+                continue  # it would change nothing
             found.append(f"{part}.{inner}")
     return found
 

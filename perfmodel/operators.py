@@ -80,8 +80,13 @@ def _seen(cache: Cache | None, bits: float) -> tuple[float, float, float]:
     return window, cache.flops_per_entry * each, cache.elements * each * bits / 8
 
 
-def fixed_counts(model: MoEModel, tokens: float = 1.0, passes: float = 1.0) -> NDArray[np.float64]:
-    """How often passes of so many tokens each pay fixed times, as ``counts`` of ``kernels/front.py`` [COUNTS]."""
+def fixed_counts(
+    model: MoEModel, tokens: float = 1.0, passes: float = 1.0, sequences: float = 1.0
+) -> NDArray[np.float64]:
+    """How often passes of so many tokens each pay fixed times, as ``counts`` of ``kernels/front.py`` [COUNTS].
+
+    sequences : that get a token out of all passes together.
+    """
     counts = np.zeros(front.COUNTS)
     counts[front.LAYERS_COUNT] = model.num_layers
     for mixer in model.attention:
@@ -91,7 +96,10 @@ def fixed_counts(model: MoEModel, tokens: float = 1.0, passes: float = 1.0) -> N
     counts[front.MATRIX_COUNT] = model.num_moe_layers * len(model.expert_matrices)
     counts[front.DENSE_COUNT] = model.num_dense_layers
     counts[front.STEP_COUNT] = 1.0
+    # After attention and after the experts or the dense network.
+    counts[front.REDUCED_COUNT] = 2.0 * model.num_layers * tokens * model.hidden_size * ACTIVATION_BYTES
     counts *= passes
+    counts[front.SEQUENCE_COUNT] = sequences
     counts[front.TOKENS_COUNT] = tokens
     return counts
 

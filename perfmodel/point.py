@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.errors import PerfModelError, SpecError
-from perfmodel.hardware import EngineSpec, GpuSpec, NdpSpec, System
+from perfmodel.hardware import CpuSpec, EngineSpec, GpuSpec, NdpSpec, System
 from perfmodel.kernels import dram, systolic
 from perfmodel.kernels import point as place
 
@@ -154,7 +154,9 @@ def _device_rates(gpu: GpuSpec, dtype: str, values: list[Any]) -> None:
     values[place.BATCHED_FROM] = math.inf
 
 
-def _engine_rates(gpu: GpuSpec, engine: EngineSpec, dtype: str, values: list[Any]) -> None:
+def _engine_rates(
+    gpu: GpuSpec, engine: EngineSpec, peer_bytes_per_s: float, dtype: str, values: list[Any]
+) -> None:
     """Places of the GPU under an engine, see `perfmodel.hardware.EngineSpec`."""
     peak = gpu.memory_bandwidth_bytes_per_s
     share = engine.memory_efficiency if engine.expert_efficiency is None else engine.expert_efficiency
@@ -166,16 +168,36 @@ def _engine_rates(gpu: GpuSpec, engine: EngineSpec, dtype: str, values: list[Any
     values[place.GPU_N_HALF] = n_half
     values[place.EXPERT_N_HALF] = n_half if single else 0.0
     values[place.EXPERT_LAUNCH] = engine.kernel_s if single else 0.0
-    values[place.LAYER_OVERHEAD] = np.where(np.greater(gpu.sharing, 1), 2.0 * engine.all_reduce_s, 0.0)[()]
+    several = np.greater(gpu.sharing, 1)
+    reduction_s = engine.all_reduce_s if gpu.peer_bandwidth_gb_per_s is None else engine.peer_all_reduce_s
+    values[place.LAYER_OVERHEAD] = np.where(several, 2.0 * reduction_s, 0.0)[()]
+    # A ring reduces in 2 (n - 1) steps, in each of which a GPU sends the n-th part.
+    sent = 2.0 * (gpu.sharing - 1) / gpu.sharing
+    values[place.PER_REDUCED_BYTE] = np.where(several, sent / peer_bytes_per_s, 0.0)[()]
     switch = engine.batched_from_tokens
     values[place.BATCHED_FROM] = math.inf if switch is None else switch
     values[place.BATCHED_FIXED] = engine.batched_layer_s
+    values[place.EXPERT_TILE] = 0.0 if engine.expert_tile_tokens is None else engine.expert_tile_tokens
     values[place.ATTENTION_FIXED] = engine.attention_kernels * engine.kernel_s
     values[place.RECURRENT_FIXED] = engine.recurrent_kernels * engine.kernel_s
     values[place.EXPERTS_FIXED] = engine.expert_kernels * engine.kernel_s
     values[place.MATRIX_FIXED] = 0.0 if single else n_half / (peak * share)
     values[place.DENSE_FIXED] = engine.dense_kernels * engine.kernel_s
     values[place.STEP_FIXED] = engine.step_s
+    values[place.SEQUENCE_FIXED] = engine.sequence_s
+
+
+def _cpu_rates(cpu: CpuSpec, engine: EngineSpec | None, values: list[Any]) -> None:
+    """Places of the arithmetic of the CPU."""
+    if engine is not None and engine.cpu_compute_efficiency is not None:
+        cpu = cpu.model_copy(update={"compute_efficiency": engine.cpu_compute_efficiency})
+    if engine is not None and engine.cpu_units == "vector" and cpu.vector_tflop_per_s is not None:
+        values[place.CPU_FLOPS] = cpu.effective_vector_flops_per_s
+        values[place.CPU_TILE] = 1.0
+        return
+    values[place.CPU_FLOPS] = cpu.effective_flops_per_s()
+    values[place.CPU_VECTOR_FLOPS] = cpu.effective_vector_flops_per_s
+    values[place.CPU_TILE] = 1.0 if cpu.tile_rows is None else cpu.tile_rows
 
 
 def _places(system: System, dtype: str) -> list[Any]:
@@ -188,14 +210,13 @@ def _places(system: System, dtype: str) -> list[Any]:
     if system.engine is None:
         _device_rates(gpu, dtype, values)
     else:
-        _engine_rates(gpu, system.engine, dtype, values)
+        peer = link.effective_bandwidth_bytes_per_s if gpu.peer_bytes_per_s is None else gpu.peer_bytes_per_s
+        _engine_rates(gpu, system.engine, peer, dtype, values)
     values[place.LINK_BANDWIDTH] = link_bytes_per_s(system)
     values[place.LINK_LATENCY] = link.latency_s
     values[place.LINK_N_HALF] = link.n_half_bytes
     if cpu is not None:
-        values[place.CPU_FLOPS] = cpu.effective_flops_per_s()
-        values[place.CPU_VECTOR_FLOPS] = cpu.effective_vector_flops_per_s
-        values[place.CPU_TILE] = 1.0 if cpu.tile_rows is None else cpu.tile_rows
+        _cpu_rates(cpu, system.engine, values)
         values[place.CPU_BANDWIDTH] = cpu_bytes_per_s(system)
         values[place.CPU_OVERHEAD] = cpu.expert_overhead_s
     if host is not None:

@@ -69,12 +69,14 @@ class Prefill(NamedTuple):
     """One prompt, in passes of equal length.
 
     tokens : of the prompt [1]. passes : micro-batches [1]. layers : the layers with experts by state, over all passes:
-    an expert that every pass visits has ``passes`` as its number and the tokens of one pass.
+    an expert that every pass visits has ``passes`` as its number and the tokens of one pass. after : tokens that are in
+    the cache already and that every new one attends to [1].
     """
 
     tokens: float
     passes: float
     layers: tuple[Layers, ...]
+    after: float = 0.0
     overlap: Literal["max", "sum"] = "max"
     fetch: Literal["before", "pipelined"] = "before"
 
@@ -143,7 +145,7 @@ class PricedStep:
     def __init__(self, model: MoEModel, step: Step) -> None:
         states = _states(model, step)
         attention = attention_rows(model, step.tokens, step.sequences)
-        counts = fixed_counts(model, step.tokens)
+        counts = fixed_counts(model, step.tokens, sequences=step.sequences)
         around = _operators(model, step.tokens, 1.0, step.tokens)
         one, whole = np.ones(1), np.array([0, len(states.weight)], dtype=np.int64)
         each = np.arange(len(states.weight), dtype=np.int32)
@@ -190,7 +192,11 @@ class PricedPrefill:
         lengths[-1], prompts[-1] = prefill.tokens, 1.0
         passes = np.zeros(rows + 1)
         passes[-1] = prefill.passes
-        self._inputs = (attention_rows(model), alone, fixed, *states.inputs, offsets, lengths, prompts, passes)
+        attention = attention_rows(model)
+        seen = np.minimum(prefill.after, attention[:, front.WINDOW])
+        attention[:, front.WEIGHT_FLOPS] += attention[:, front.CONTEXT_FLOPS] * seen
+        attention[:, front.WEIGHT_BYTES] += attention[:, front.CONTEXT_BYTES] * seen
+        self._inputs = (attention, alone, fixed, *states.inputs, offsets, lengths, prompts, passes)
 
     def times(self, points: Points) -> NDArray[np.float64]:
         """Time of the prefill at every point [N] [s]."""

@@ -1,29 +1,16 @@
 """DRAM closed forms against exact fractions and against Ramulator 2."""
 
-import csv
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from perfmodel import reference
+from perfmodel.evidence.simulators import compare_ramulator, dram_timings, share_of_peak
 from perfmodel.kernels import dram
 
-DATA = Path(__file__).parent / "data"
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    with (DATA / name).open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-TIMINGS = {
-    row["memory"]: {key: float(value) for key, value in row.items() if key != "memory"}
-    for row in _rows("dram_timings.csv")
-}
-RUNS = _rows("ramulator2_closed_form.csv")
+TIMINGS = dram_timings()
+RUNS = compare_ramulator()
 # Largest error of each form over its rows, rounded up.
 TOLERANCE = {
     "interleaved": 0.009,
@@ -34,47 +21,27 @@ TOLERANCE = {
 }
 
 
-def _predicted(form: str, memory: str, read_buffer: float, refresh: bool) -> float:
-    t = TIMINGS[memory]
-    share = 1.0
-    if form == "row-by-row":
-        names = "lines_per_row n_bl n_ccd_l n_rtp n_rp n_rcd pseudo_channels"
-        share = float(dram.row_by_row_fraction(*(t[name] for name in names.split())))
-    elif form == "bank-group-limited":
-        names = "lines_per_row n_bl n_ccd_l n_rp n_rcd"
-        share = float(dram.bank_group_limited_fraction(*(t[name] for name in names.split()), read_buffer))
-    elif form == "random":
-        names = "n_bl n_faw n_rrd_s pseudo_channels command_cycles"
-        share = float(dram.random_fraction(*(t[name] for name in names.split())))
-    elif form == "one-bank":
-        share = float(dram.one_bank_fraction(t["n_bl"], t["n_rc"], t["pseudo_channels"]))
-    if refresh:
-        names = "n_rtp n_rp n_rfc n_rcd n_refi"
-        share *= float(dram.refresh_fraction(*(t[name] for name in names.split())))
-    return share
-
-
 @pytest.mark.parametrize("form", TOLERANCE)
 @pytest.mark.parametrize("memory", TIMINGS)
 def test_every_simulated_stream(form: str, memory: str) -> None:
-    runs = [run for run in RUNS if run["form"] == form and run["memory"] == memory]
+    runs = [run for run in RUNS if run.kind == form and run.case.startswith(f"{memory},")]
     # The bank-group form holds for one pseudo-channel only.
     assert bool(runs) == (form != "bank-group-limited" or TIMINGS[memory]["pseudo_channels"] == 1)
     for run in runs:
-        predicted = _predicted(form, memory, float(run["read_buffer"]), run["refresh"] == "AllBank")
-        assert_allclose(predicted, float(run["frac_peak"]), rtol=TOLERANCE[form], atol=0, err_msg=str(run))
+        assert_allclose(run.predicted, run.simulated, rtol=TOLERANCE[form], atol=0, err_msg=str(run))
 
 
 def test_the_subset_is_complete() -> None:
-    count = {form: sum(run["form"] == form for run in RUNS) for form in TOLERANCE}
+    count = {form: sum(run.kind == form for run in RUNS) for form in TOLERANCE}
     expected = {"interleaved": 12, "row-by-row": 72, "bank-group-limited": 24, "random": 36, "one-bank": 12}
     assert count == expected
     assert len(RUNS) == sum(expected.values())
 
 
 def test_near_data_device_read_row_by_row_or_interleaved() -> None:
-    assert_allclose(512 * _predicted("row-by-row", "LPDDR5-6400", 32, True), 207, rtol=2e-3, atol=0)
-    assert_allclose(512 * _predicted("interleaved", "LPDDR5-6400", 32, True), 469, rtol=2e-3, atol=0)
+    timing = TIMINGS["LPDDR5-6400"]
+    assert_allclose(512 * share_of_peak("row-by-row", timing, 32, True), 207, rtol=2e-3, atol=0)
+    assert_allclose(512 * share_of_peak("interleaved", timing, 32, True), 469, rtol=2e-3, atol=0)
 
 
 cycles = st.integers(1, 100)

@@ -33,17 +33,25 @@ from perfmodel.hardware import (
 )
 
 NAMES = {
-    "gpu": {"h100-sxm", "h100-pcie", "a100-80gb", "h200", "t4", "rtx-a5000"}
-    | {f"rtx-{number}" for number in (3060, 3090, 4090, 5070, 5080, 5090)},
+    "gpu": {"h100-sxm", "h100-pcie", "a100-80gb", "h200", "t4", "rtx-a5000", "rtx-a6000", "l20", "l40", "l40s"}
+    | {f"rtx-{number}" for number in (2080, 3060, 3070, 3090, 4070, 4080, 4090, 5070, 5080, 5090)}
+    | {"rtx-3090-ti", "rtx-4090d", "rtx-5060-ti", "rtx-5880-ada", "quadro-rtx-5000", "quadro-rtx-6000"}
+    | {"gh200", "gb10", "radeon-rx-7900-xt", "radeon-8060s", "apple-m4-pro", "apple-m5-pro", "apple-m5-max"},
     "link": {f"pcie-{gen}.0-x{lanes}" for gen in (3, 4, 5) for lanes in (8, 16)}
-    | {"cxl-2.0-x8", "cxl-2.0-x16", "nvlink-c2c"},
+    | {"pcie-4.0-x4", "cxl-2.0-x8", "cxl-2.0-x16", "nvlink-c2c", "unified"},
     "ndp": {"monde-ndp", "monde-ndp-interleaved"},
     "cpu": {"xeon-gold-6454s", "xeon-gold-6330", "xeon-cloud-24", "epyc-9654", "epyc-9374f"}
-    | {"threadripper-5975wx", "ryzen-7950x", "ryzen-9950x"},
+    | {"threadripper-5975wx", "ryzen-7950x", "ryzen-9950x"}
+    | {"xeon-gold-6454s-1s", "xeon-platinum-8352y", "xeon-skylake-48c", "xeon-e5-2650-v4", "xeon-6-mrdimm"}
+    | {"epyc-9355", "epyc-9654-2s", "epyc-9v45", "threadripper-5995wx", "threadripper-7960x", "ampereone-a192-32x"}
+    | {f"ryzen-{number}" for number in ("5600x", "7800x3d", "7900x", "9700x", "9950x3d")}
+    | {"core-i9-10900x", "core-i9-13900hk", "grace"},
     "host": {"measured"},
+    "engine": {"fiddler", "ideal", "ktransformers", "llama-cpp-cuda", "moe-infinity", "sglang", "vllm"},
     "dram": {"ddr4-3200", "ddr5-4800", "ddr5-6400", "lpddr5-6400", "hbm2-2000", "hbm3-6400"},
     "system": {"h100-cxl-ndp", "h100-cxl2-ndp", "a100-cxl-ndp", "rtx4090-pcie4", "a5000-pcie4", "t4-pcie3"}
-    | {"rtx3090-pcie4-cpu", "rtx4090-pcie4-cpu", "rtx5090-pcie5-cpu", "rtx5070-7950x", "h100-pcie5-cpu"},
+    | {"rtx3090-pcie4-cpu", "rtx4090-pcie4-cpu", "rtx5090-pcie5-cpu", "rtx5070-7950x", "h100-pcie5-cpu"}
+    | {"gh200-c2c", "gb10-unified"},
 }
 
 GPU = """
@@ -134,7 +142,7 @@ def test_bundled_files_use_no_default_in_silence():
             spec = load_spec(entry.name)
             default = "default of the spec format"
             silent = {key for key in spec.numeric_keys() if spec.source_of(key).citation.startswith(default)}
-            assert silent <= {"compute_efficiency"}
+            assert silent <= {"compute_efficiency", "devices"}
 
 
 def test_dram_files_equal_the_reference_presets(shared):
@@ -183,18 +191,61 @@ def test_links_follow_from_line_rate_and_code():
     np.testing.assert_allclose(load_spec("pcie-4.0-x16").effective_bandwidth_bytes_per_s, 25.5e9, rtol=1e-4, atol=0)
 
 
-def test_gpu_memory_efficiencies_are_measured_and_the_rest_is_derived_from_their_median():
+#: GPUs whose memory_efficiency is one of whole decode steps, kernel launches and all.
+WHOLE_STEP = {"h100-sxm", "h100-pcie", "a100-80gb", "h200", "t4", "rtx-a5000"} | {
+    f"rtx-{number}" for number in (3060, 3090, 4090, 5070, 5080, 5090)
+}
+WITHOUT_BF16 = {"t4", "rtx-2080", "quadro-rtx-5000", "quadro-rtx-6000"}
+
+
+def test_whole_step_memory_efficiencies_are_measured_or_derived_from_their_median():
     own = {"rtx-3090": 0.27, "rtx-4090": 0.41, "rtx-5090": 0.32}
-    for name in NAMES["gpu"]:
+    for name in WHOLE_STEP:
         gpu = load_spec(name)
         assert gpu.memory_efficiency == own.get(name, sorted(own.values())[1])
         assert gpu.source_of("memory_efficiency").source == ("measured" if name in own else "derived")
         assert ("not measured on this GPU" in gpu.source_of("memory_efficiency").citation) == (name not in own)
         assert gpu.launch_overhead_s == 0
+
+
+def test_the_other_gpus_have_the_rate_of_a_saturating_read_and_pay_for_launches():
+    for name in NAMES["gpu"] - WHOLE_STEP:
+        gpu = load_spec(name)
+        source = gpu.source_of("memory_efficiency")
+        read = (0.85, "measured") if name == "gb10" else (0.9, "assumed")
+        assert (gpu.memory_efficiency, source.source) == read
+        assert "saturating read" in source.citation
+        assert "tokens" not in source.citation
+        assert gpu.launch_overhead_us == 5
+
+
+def test_gpus_have_the_peaks_of_their_generation():
+    for name in NAMES["gpu"]:
+        gpu = load_spec(name)
         assert gpu.layer_overhead_s is None
         assert gpu.peak_flops_per_s("fp16") > 0
-        if name != "t4":
+        assert ("bf16" in gpu.peak_tflop_per_s) == (name not in WITHOUT_BF16)
+        if name not in WITHOUT_BF16:
             assert gpu.peak_flops_per_s("fp16") == gpu.peak_flops_per_s("bf16")
+
+
+def test_cpu_rates_are_those_measured_where_one_was():
+    for name, rate in {"core-i9-10900x": 102, "epyc-9v45": 186, "ryzen-9950x3d": 32.3}.items():
+        np.testing.assert_allclose(load_spec(name).effective_dram_bandwidth_bytes_per_s, rate * 1e9, rtol=2e-3, atol=0)
+    one, two = load_spec("xeon-gold-6454s-1s"), load_spec("xeon-gold-6454s")
+    assert (one.sockets, one.cores_per_socket, one.tile_rows) == (1, two.cores_per_socket, two.tile_rows)
+    assert 2 * one.dram_bandwidth_gb_per_s == two.dram_bandwidth_gb_per_s
+    assert 2 * one.peak_flops_per_s("bf16") == two.peak_flops_per_s("bf16")
+
+
+def test_machines_of_one_package():
+    gh200 = load_system("gh200-c2c")
+    assert (gh200.gpu.name, gh200.link.name, gh200.cpu.name) == ("gh200", "nvlink-c2c", "grace")
+    np.testing.assert_allclose(gh200.link.effective_bandwidth_bytes_per_s, 309e9, rtol=1e-3, atol=0)
+    gb10 = load_system("gb10-unified")
+    assert (gb10.gpu.name, gb10.link.name, gb10.cpu, gb10.ndp) == ("gb10", "unified", None, None)
+    assert gb10.link.effective_bandwidth_bytes_per_s > 10 * gb10.gpu.memory_bandwidth_bytes_per_s
+    assert gb10.link.latency_s == 0
 
 
 def test_near_data_device_is_the_published_one():
@@ -382,7 +433,7 @@ def test_choices_are_the_words_and_part_names(system):
     assert all(isinstance(choice, Choice) for choice in choices.values())
     assert {key: choice.value for key, choice in choices.items()} == {
         "gpu": "h100-sxm", "link": "cxl-2.0-x16", "ndp": "monde-ndp",
-        "link.duplex": "full",
+        "gpu.split": "tensor", "link.duplex": "full",
         "ndp.mapping": "row-by-row", "ndp.dataflow": "os", "ndp.precision_scaling": "linear", "ndp.dram": "lpddr5-6400",
     }  # fmt: skip
     assert choices["gpu"][2:] == choices["link.duplex"][2:] == ("", "")

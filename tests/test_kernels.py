@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from perfmodel import reference
 from perfmodel.kernels import link, roofline, systolic
 
-DATA = Path(__file__).parent / "data"
+SIMULATORS = Path(__file__).parent.parent / "perfmodel" / "evidence" / "simulators"
 
 amounts = st.one_of(st.just(0.0), st.floats(1.0, 1e15))
 rates = st.floats(1e6, 1e16)
@@ -117,7 +117,7 @@ def test_nothing_to_transfer_takes_no_time() -> None:
 
 
 def test_cycles_equal_every_scalesim_run() -> None:
-    with (DATA / "scalesim_cycles.csv").open(newline="") as file:
+    with (SIMULATORS / "scalesim_cycles.csv").open(newline="") as file:
         runs = list(csv.DictReader(file))
     assert len(runs) == 858
     column = {key: np.array([float(run[key]) for run in runs]) for key in runs[0] if key != "dataflow"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import run
 
-from perfmodel.hardware import SOURCE_KINDS, CpuSpec, HostSpec, System, load_spec, load_system
+from perfmodel.hardware import SOURCE_KINDS, CpuSpec, GpuSpec, HostSpec, System, list_specs, load_spec, load_system
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
@@ -70,3 +70,13 @@ def test_every_key_of_cpu_and_host_is_explained() -> None:
         key for key in keys if key.partition(".")[2] not in ("kind", "name", "description", "sources")
     )
     assert ", ".join(f"`{kind}`" for kind in SOURCE_KINDS) in TEXT
+
+
+def test_the_two_kinds_of_gpus_are_as_told() -> None:
+    told = TEXT.partition("its source says which. For ")[2].partition(" it is the share")[0]
+    gpus = [spec for entry in list_specs() if isinstance(spec := load_spec(entry.name), GpuSpec)]
+    steps = [gpu for gpu in gpus if gpu.launch_overhead_us == 0]
+    assert sorted(re.findall(r"`([\w-]+)`", told)) == sorted(gpu.name for gpu in steps)
+    assert all(0.27 <= gpu.memory_efficiency <= 0.41 for gpu in steps)
+    others = [gpu for gpu in gpus if gpu not in steps]
+    assert all(0.85 <= gpu.memory_efficiency <= 0.9 and gpu.launch_overhead_us == 5 for gpu in others)

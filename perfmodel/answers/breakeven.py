@@ -33,7 +33,7 @@ from perfmodel.hardware.base import shown
 from perfmodel.kernels import point as place
 from perfmodel.kernels.cpu import ACTIVATION_BYTES, cpu_expert_time
 from perfmodel.kernels.link import transfer_time
-from perfmodel.kernels.roofline import roofline_time
+from perfmodel.kernels.roofline import padded_tokens, roofline_time
 from perfmodel.model import MoEModel
 from perfmodel.model.numbers import bits_of
 from perfmodel.point import hardware_point
@@ -198,8 +198,9 @@ class _Sides:
             points[place.CPU_VECTOR_FLOPS], points[place.CPU_TILE], points[place.CPU_BANDWIDTH],
             points[place.CPU_OVERHEAD],
         )  # fmt: skip
+        padded = padded_tokens(tokens, points[place.EXPERT_TILE])
         self._gpu = roofline_time(
-            2.0 * tokens * params, moved, points[place.GPU_FLOPS], points[place.EXPERT_BANDWIDTH],
+            2.0 * padded * params, moved, points[place.GPU_FLOPS], points[place.EXPERT_BANDWIDTH],
             matrices * points[place.EXPERT_N_HALF], matrices * points[place.EXPERT_LAUNCH],
         )  # fmt: skip
         self._gpu[:, 0] = 0.0

@@ -10,8 +10,10 @@ from perfmodel import __version__
 from perfmodel.cli import (
     answers,
     breakeven,
+    calibrate,
     compare,
     losses,
+    measure,
     model,
     plot,
     rank,
@@ -34,7 +36,10 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"perfmodel {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for group in (reproduce, compare, rank, sweep, solve, answers, breakeven, tune, model, trace, losses, plot, specs):
+    for group in (
+        reproduce, compare, rank, sweep, solve, answers, breakeven, tune, model, trace, losses, plot, specs, calibrate,
+        measure,
+    ):  # fmt: skip
         group.add(commands)
     return parser
 

@@ -59,6 +59,9 @@ class GpuSpec(Spec):
     kind: Literal["gpu"] = "gpu"
     devices: int = number("1", 1, 1024, "equal GPUs", 1)
     split: Split = Field("tensor", description="what several GPUs share: every layer, or the layers among them")
+    peer_bandwidth_gb_per_s: float | None = number(
+        "GB/s", 0.01, 20_000, "rate from one of several GPUs to another; without it that of the link", None
+    )
     memory_capacity_gb: float = number("GB", 0.1, 10_000, "memory size")
     memory_bandwidth_gb_per_s: float = number("GB/s", 1, 50_000, "peak memory bandwidth")
     memory_efficiency: float = efficiency("achieved memory bandwidth")
@@ -96,6 +99,11 @@ class GpuSpec(Spec):
     def effective_memory_bandwidth_bytes_per_s(self) -> float:
         """Peak times efficiency [byte/s]."""
         return self.memory_bandwidth_bytes_per_s * self.memory_efficiency
+
+    @property
+    def peer_bytes_per_s(self) -> float | None:
+        """Rate from one of several GPUs to another [byte/s], or ``None`` where they meet over the link."""
+        return None if self.peer_bandwidth_gb_per_s is None else self.peer_bandwidth_gb_per_s * GB
 
     @property
     def memory_n_half_bytes(self) -> float:

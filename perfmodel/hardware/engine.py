@@ -12,6 +12,7 @@ from perfmodel.hardware.devices import GB, KB, US, efficiency
 Launch = Literal["graph", "stream"]
 ExpertKernels = Literal["grouped", "single"]
 Copies = Literal["pinned", "pageable"]
+CpuUnits = Literal["matrix", "vector"]
 Overlap = Literal["max", "sum"]
 PrefillExperts = Literal["stream", "cpu"]
 
@@ -23,6 +24,7 @@ REPLACED = {
     "gpu.launch_overhead_us": "engine.kernel_us",
     "gpu.layer_overhead_us": "engine.kernel_us",
     "cpu.dram_efficiency": "engine.cpu_efficiency",
+    "cpu.compute_efficiency": "engine.cpu_compute_efficiency",
     "host.round_trip_us": "engine.round_trip_us",
     "host.copy_overhead_us": "engine.copy_overhead_us",
 }
@@ -40,13 +42,15 @@ class EngineSpec(Spec):
     own. ``grouped`` experts of a layer share one set of kernels, so ``n_half`` is paid once for each of their
     matrices and not once for each expert; with ``single`` ones every matrix of every expert is a kernel of its own.
     From ``batched_from_tokens`` tokens a step on, every layer with experts pays ``batched_layer_us`` more: engines
-    that have special kernels for one token leave them there. With several GPUs that share every layer, it is reduced
+    that have special kernels for one token leave them there. Matrix kernels, which run an expert
+    with more than 8 tokens, work on tiles of ``expert_tile_tokens``: at least one, and half of one is empty in the mean.
+    With several GPUs that share every layer, it is reduced
     over them twice. ``pageable`` copies go through a staging buffer at ``pageable_gb_per_s``, whatever the link.
 
     ``overlap`` and what is said of prefills hold for steps that are told by counts (``perfmodel/steps.py``); a policy
     brings its own. These values replace the shares of the peaks that the devices of a system state (`REPLACED`), because devices
-    describe hardware and what is reached depends on who asks. ``cpu_efficiency``, ``round_trip_us`` and
-    ``copy_overhead_us`` do so only where they are given.
+    describe hardware and what is reached depends on who asks. ``cpu_efficiency``, ``cpu_compute_efficiency``,
+    ``round_trip_us`` and ``copy_overhead_us`` do so only where they are given.
     """
 
     kind: Literal["engine"] = "engine"
@@ -61,17 +65,24 @@ class EngineSpec(Spec):
     expert_kernels: float = _kernels("of routing and experts, per layer with experts")
     dense_kernels: float = _kernels("of a dense feed-forward network, per layer")
     step_kernels: float = _kernels("around the layers, per step")
-    step_us: float = number("us", 0, 1e6, "host time per step: scheduling and sampling", 0.0)
+    step_us: float = number("us", 0, 1e6, "host time per step", 0.0)
+    sequence_us: float = number("us", 0, 1e6, "the same per sequence of a step: scheduling and sampling", 0.0)
     experts: ExpertKernels = Field(description="one set of kernels for all experts of a layer, or one per expert")
+    expert_tile_tokens: float | None = number(
+        "1", 1, 4096, "tokens that matrix kernels pad an expert's to, from more than 8 on", None
+    )
     batched_from_tokens: float | None = number("1", 1, 1e6, "tokens of a step that leave the one-token kernels", None)
     batched_layer_us: float | None = number("us", 0, 1e5, "fixed time per layer with experts from there on", None)
-    all_reduce_us: float = number("us", 0, 1e5, "one reduction over GPUs that share a layer", 0.0)
+    all_reduce_us: float = number("us", 0, 1e5, "one reduction over GPUs that meet over the host's link", 0.0)
+    peer_all_reduce_us: float = number("us", 0, 1e5, "the same over GPUs with a link of their own", 0.0)
     copies: Copies = Field(description="memory that weights are copied from")
     pageable_gb_per_s: float | None = number("GB/s", 0.01, 5000, "rate of copies from pageable memory", None)
     copy_overhead_us: float | None = number("us", 0, 1e5, "host call and synchronisation, per copy of weights", None)
     round_trip_us: float | None = number("us", 0, 1e5, "the host takes part in a layer, per layer", None)
     overlap: Overlap = Field(description="CPU and GPU work on a layer at the same time (max), or in turn (sum)")
     cpu_efficiency: float | None = efficiency("achieved host memory bandwidth of expert products", None)
+    cpu_units: CpuUnits = Field("matrix", description="units of the CPU that experts run on, where it has both")
+    cpu_compute_efficiency: float | None = efficiency("achieved compute rate of the CPU", None)
     prefill_experts: PrefillExperts = Field(description="where a long prompt runs the experts of host memory")
     prefill_cpu_below_tokens: float | None = number("1", 1, 1e9, "shorter passes run them on the CPU anyway", None)
     micro_batch_tokens: float | None = number("1", 1, 1e9, "tokens of one pass of a prefill", None)
@@ -100,9 +111,19 @@ class EngineSpec(Spec):
         return self.step_us * US + self.step_kernels * self.kernel_s
 
     @property
+    def sequence_s(self) -> float:
+        """Host time per sequence of a step [s]."""
+        return self.sequence_us * US
+
+    @property
     def all_reduce_s(self) -> float:
-        """One reduction over the GPUs that share a layer [s]."""
+        """One reduction over the GPUs that share a layer, over the host's link [s]."""
         return self.all_reduce_us * US
+
+    @property
+    def peer_all_reduce_s(self) -> float:
+        """One reduction over the GPUs that share a layer, over their own link [s]."""
+        return self.peer_all_reduce_us * US
 
     @property
     def batched_layer_s(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -389,14 +389,16 @@ def write_overlay(
     overrides: Mapping[str, float | str],
     sources: Mapping[str, Source | Mapping[str, str]],
     *,
+    parts: Sequence[Spec] = (),
     name: str | None = None,
     description: str | None = None,
 ) -> Path:
     """Write a system file that changes some values of ``base_name``; return its path.
 
-    ``sources`` has one entry per override: a `Source`, or a table with ``source`` and ``citation``. ``name``
-    defaults to the file's stem. The file appears only after it was read back successfully; otherwise
-    `SpecError` is raised and an older file at ``path`` stays as it was.
+    ``sources`` has one entry per override: a `Source`, or a table with ``source`` and ``citation``. ``parts`` take
+    the place of those of their kind in the base; they hold no other specs. ``name`` defaults to the file's stem. The
+    file appears only after it was read back successfully; otherwise `SpecError` is raised and an older file at ``path``
+    stays as it was.
     """
     given: tuple[object, ...] = (path, base_name)
     if not all(isinstance(one, (str, os.PathLike)) for one in given):
@@ -406,7 +408,7 @@ def write_overlay(
         raise SpecError(f"{path_text(target)}: a spec file must end in .toml")
     try:
         with replace_when_done(target) as temporary:
-            text = _overlay_text(target, base_name, overrides, sources, name, description)
+            text = _overlay_text(target, base_name, overrides, sources, parts, name, description)
             temporary.write_bytes(text.encode("utf-8"))
             load_system(temporary)
     except SpecError as error:
@@ -423,6 +425,7 @@ def _overlay_text(
     base_name: str | os.PathLike[str],
     overrides: Mapping[str, float | str],
     sources: Mapping[str, Source | Mapping[str, str]],
+    parts: Sequence[Spec],
     name: str | None,
     description: str | None,
 ) -> str:
@@ -454,7 +457,22 @@ def _overlay_text(
         origin = Source(**fields)
         words = f"source = {_toml_text(origin.source)}, citation = {_toml_text(origin.citation)}"
         lines.append(f"{_toml_text(key)} = {{ {words} }}")
+    for part in parts:
+        lines += ["", *_part_lines(part)]
     return "\n".join(lines) + "\n"
+
+
+def _part_lines(part: Spec) -> list[str]:
+    """A part as a table of its system."""
+    lines = [f"[{part.kind}]", f"name = {_toml_text(part.name)}", f"description = {_toml_text(part.description)}"]
+    for key, value in part.items():  # the name of an entry of a table is a key of its own
+        lines.append(f"{key} = {_toml_text(value) if isinstance(value, str) else repr(value)}")
+    lines += ["", f"[{part.kind}.sources]"]
+    for key in part.numeric_keys():
+        origin = part.source_of(key)
+        words = f"source = {_toml_text(origin.source)}, citation = {_toml_text(origin.citation)}"
+        lines.append(f"{_toml_text(key)} = {{ {words} }}")
+    return lines
 
 
 def _toml_text(text: object) -> str:

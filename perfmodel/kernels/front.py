@@ -33,6 +33,7 @@ from perfmodel.kernels.point import (
     GPU_N_HALF,
     LAUNCH_OVERHEAD,
     LAYER_OVERHEAD,
+    PER_REDUCED_BYTE,
 )
 from perfmodel.kernels.roofline import _causal_pairs1, _roofline1
 
@@ -40,11 +41,12 @@ from perfmodel.kernels.roofline import _causal_pairs1, _roofline1
 LAYERS, WINDOW, WEIGHT_FLOPS, WEIGHT_BYTES, CONTEXT_FLOPS, CONTEXT_BYTES, ATTENTION_LAUNCHES = range(7)
 ATTENTION_SIZE = 7
 
-# Places of counts: how often a step, or a prefill, pays each fixed time; then its tokens, and its passes.
-# The first ones stand in the order of the places of a point, from FIRST_FIXED on.
+# Places of counts: how often a step, or a prefill, pays each fixed time, from ATTENTION_COUNT to SEQUENCE_COUNT in order
+# of the places of a point; then tokens of one pass, and bytes that several GPUs reduce.
 LAYERS_COUNT = 0
-ATTENTION_COUNT, RECURRENT_COUNT, EXPERTS_COUNT, MATRIX_COUNT, DENSE_COUNT, STEP_COUNT, TOKENS_COUNT = range(1, 8)
-COUNTS = 8
+ATTENTION_COUNT, RECURRENT_COUNT, EXPERTS_COUNT, MATRIX_COUNT, DENSE_COUNT, STEP_COUNT, SEQUENCE_COUNT = range(1, 8)
+TOKENS_COUNT, REDUCED_COUNT = 8, 9
+COUNTS = 10
 
 # Places in a row of operators.
 REPEATS, FLOPS, BYTES, LAUNCHES = range(4)
@@ -171,13 +173,14 @@ def _fixed_times(p, counts, total):
     """Fill ``total`` [BLOCK]: what no work changes, of one step or pass [s]."""
     for b in range(BLOCK):
         total[b] = counts[LAYERS_COUNT] * p[LAYER_OVERHEAD, b]
-    for i in range(ATTENTION_COUNT, STEP_COUNT + 1):
+    for i in range(ATTENTION_COUNT, SEQUENCE_COUNT + 1):
         if counts[i] != 0.0:
             for b in range(BLOCK):
                 total[b] += counts[i] * p[ATTENTION_FIXED + i - ATTENTION_COUNT, b]
     for b in range(BLOCK):
         if counts[TOKENS_COUNT] >= p[BATCHED_FROM, b]:
             total[b] += counts[EXPERTS_COUNT] * p[BATCHED_FIXED, b]
+        total[b] += counts[REDUCED_COUNT] * p[PER_REDUCED_BYTE, b]
 
 
 @scalar

@@ -27,16 +27,19 @@
     EXPERT_BANDWIDTH,  # effective GPU memory rate of expert kernels [byte/s]
     EXPERT_N_HALF,  # per matrix of every expert on the GPU [byte]
     EXPERT_LAUNCH,  # per matrix of every expert on the GPU [s]
+    EXPERT_TILE,  # tokens that matrix kernels pad those of an expert to [token]; 0 where they pad nothing
     BATCHED_FROM,  # tokens of a step from which BATCHED_FIXED is paid [token]; infinite for never
     BATCHED_FIXED,  # per layer with experts [s]
+    PER_REDUCED_BYTE,  # reduced over several GPUs [s/byte]; 0 where one works on a layer
     ATTENTION_FIXED,  # fixed times, which no work changes: per layer with attention [s]
     RECURRENT_FIXED,  # per layer with a recurrent mixer [s]
     EXPERTS_FIXED,  # per layer with experts [s]
     MATRIX_FIXED,  # per matrix of one expert, for every layer with experts [s]
     DENSE_FIXED,  # per layer with a dense network [s]
     STEP_FIXED,  # per step [s]
+    SEQUENCE_FIXED,  # per sequence of a step [s]
     NDP_RATES,  # first of 33 places: native speed-up over FP16 at 0..32 bits
-) = range(35)
+) = range(38)
 MAX_RATE_BITS = 32
 POINT_SIZE = NDP_RATES + MAX_RATE_BITS + 1
 

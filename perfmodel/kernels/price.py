@@ -95,8 +95,8 @@ def _fill_states(
 
 
 @loop(
-    f"float64[:,::1]({_POINTS}, float64[:,::1], float64[:,::1], float64[::1], float64, {_STATES}, float64[::1], float64[::1],"
-    " float64[::1], float64, int64[::1], int32[::1], float64[::1], boolean)"
+    f"float64[:,::1]({_POINTS}, float64[:,::1], float64[:,::1], float64[::1], float64, {_STATES}, float64[::1],"
+    " float64[::1], float64[::1], float64, int64[::1], int32[::1], float64[::1], boolean)"
 )
 def token_means(
     base,
@@ -239,8 +239,8 @@ def _token_block(
 
 
 @loop(
-    f"float64[:,::1]({_POINTS}, float64[:,::1], float64[:,::1], float64[::1], float64, {_STATES}, float64[::1], int64[::1],"
-    " int32[::1], float64[::1], int64[::1], float64[::1])"
+    f"float64[:,::1]({_POINTS}, float64[:,::1], float64[:,::1], float64[::1], float64, {_STATES}, float64[::1],"
+    " int64[::1], int32[::1], float64[::1], int64[::1], float64[::1])"
 )
 def token_percentiles(
     base,

@@ -14,6 +14,9 @@ import numpy as np
 
 from perfmodel.kernels._jit import scalar, ufunc
 
+VECTOR_TOKENS = 8.0
+"""Most tokens of an expert that run by kernels for vectors (assumed; llama.cpp switches there)."""
+
 
 @scalar
 def _roofline1(flops, bytes_moved, s_per_flop, s_per_byte, n_half_bytes, overhead_s):
@@ -26,6 +29,13 @@ def _roofline_time1(flops, bytes_moved, flops_per_s, bytes_per_s, n_half_bytes, 
     if bytes_moved == 0.0:
         return flops / flops_per_s + overhead_s
     return _roofline1(flops, bytes_moved, 1.0 / flops_per_s, 1.0 / bytes_per_s, n_half_bytes, overhead_s)
+
+
+@scalar
+def _padded_tokens1(tokens, tile):
+    if tile == 0.0 or tokens <= VECTOR_TOKENS:
+        return tokens
+    return np.maximum(tile, tokens + tile / 2.0)
 
 
 @scalar
@@ -104,6 +114,19 @@ def roofline_time(flops, bytes_moved, flops_per_s, bytes_per_s, n_half_bytes, ov
     0.002005
     """
     return _roofline_time1(flops, bytes_moved, flops_per_s, bytes_per_s, n_half_bytes, overhead_s)
+
+
+@ufunc(2)
+def padded_tokens(tokens, tile):
+    """Tokens that matrix kernels compute for those of one expert [1].
+
+    They fill whole tiles of ``tile`` tokens, of which half of one is empty in the mean: ``max(tile, tokens + tile /
+    2)``. Up to ``VECTOR_TOKENS`` tokens run by kernels for vectors and pad nothing, and with a tile of 0 nothing does.
+
+    >>> float(padded_tokens(8, 128)), float(padded_tokens(32, 128)), float(padded_tokens(512, 128))
+    (8.0, 128.0, 576.0)
+    """
+    return _padded_tokens1(tokens, tile)
 
 
 @ufunc(10)

@@ -33,6 +33,7 @@ from perfmodel.kernels.point import (
     CPU_TILE,
     EXPERT_LAUNCH,
     EXPERT_N_HALF,
+    EXPERT_TILE,
     LINK_LATENCY,
     LINK_N_HALF,
     MAX_RATE_BITS,
@@ -46,7 +47,7 @@ from perfmodel.kernels.point import (
     SCALING_LINEAR,
     SCALING_NATIVE,
 )
-from perfmodel.kernels.roofline import _roofline1
+from perfmodel.kernels.roofline import _padded_tokens1, _roofline1
 from perfmodel.kernels.systolic import _gemm_cycles_dealt1
 
 # Places in a row of work.
@@ -126,8 +127,9 @@ def _price_work(p, r, work, expert_params, hidden_size, matrices, used, priced):
             _cpu_work(p, r, tokens, expert_params, weights, hidden_size, work[a, WHEN], used, a, priced)
             continue
         if executor != COPIED:
-            flops, moved = 2.0 * tokens * expert_params, weights + 2.0 * activations
+            moved = weights + 2.0 * activations
             for b in range(BLOCK):
+                flops = 2.0 * _padded_tokens1(tokens, p[EXPERT_TILE, b]) * expert_params
                 n_half, overhead_s = num_matrices * p[EXPERT_N_HALF, b], num_matrices * p[EXPERT_LAUNCH, b]
                 priced[a, GPU_SIDE, b] = _roofline1(
                     flops, moved, r[PER_FLOP, b], r[PER_EXPERT_BYTE, b], n_half, overhead_s

@@ -1,0 +1,170 @@
+"""Predicted against measured: every row that counts, by fits that have not seen its source, and what follows.
+
+The constants that all engines share are fitted to every row that counts; each row is then judged by a fit without its
+source. Rows of machines that are documented completely rest on that machine's own benchmarks, and nothing is fitted
+to them. From the residuals come the errors by engine, machine, residency and batch, and the intervals of predictions.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.evidence.constants import SHARED, STREAMED, make_problem
+from perfmodel.evidence.errors import Errors, Group, error_table, errors
+from perfmodel.evidence.fit import Fit, Problem, fit, leave_one_out
+from perfmodel.evidence.intervals import Coverage, Intervals, build_intervals, coverage
+from perfmodel.evidence.intervals import Path as ClassPath
+from perfmodel.evidence.measured import QUANTITIES, MeasuredRun, Quantity, counting, load_measured, missing_field
+from perfmodel.evidence.predict import Predicted, machine_class, predicted, profile_of, residency
+
+#: The fitted constants, which all engines share. What the largest kernels reach of a GPU's memory is no part of them: it
+#: is known from benchmarks.
+CONSTANTS = (
+    "memory_n_half_kb",
+    "kernel_us",
+    "all_reduce_us",
+    "cpu_efficiency",
+    "compute_efficiency",
+)
+#: Rows that are off by more than this factor need a physical reason.
+WORST_FACTOR = 4.0
+#: What it is in rows that are off by more, from the rows themselves and their sources.
+REASONS: Mapping[str, str] = {}
+
+Section = Literal["simulators", "published", "measured"]
+
+
+class Row(NamedTuple):
+    """A measured row and its prediction.
+
+    quantity : ``decode`` or ``prefill``. measured, in_sample, held_out : tokens per second as measured, by the fit to
+    all rows, and by the fit without the row's source [token/s]. fitted : whether a shared constant depends on the row's
+    kind, so that it is part of the fit.
+    """
+
+    run: MeasuredRun
+    quantity: str
+    measured: float
+    in_sample: float
+    held_out: float
+    fitted: bool
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured, without the row's source [1]."""
+        return self.held_out / self.measured
+
+
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """The validation on measured rows.
+
+    rows : those that count, in the order of the file, decode before prefill. missing : the other runs by quantity, with
+    the field that keeps each from counting. fit : of the shared constants. intervals, coverage : of predictions, from
+    the decode rows.
+    """
+
+    rows: tuple[Row, ...]
+    missing: Mapping[str, tuple[tuple[MeasuredRun, str], ...]]
+    fit: Fit
+    intervals: Intervals
+    coverage: Coverage
+
+    def residuals(self, quantity: str, *, in_sample: bool = False) -> tuple[NDArray[np.float64], list[str]]:
+        """ln(predicted / measured) of the rows of a quantity, and their sources."""
+        rows = [row for row in self.rows if row.quantity == quantity]
+        found = [np.log((row.in_sample if in_sample else row.held_out) / row.measured) for row in rows]
+        return np.array(found, dtype=np.float64), [row.run.source for row in rows]
+
+    def errors(self, quantity: str, *, in_sample: bool = False) -> Errors:
+        """Errors over the rows of a quantity."""
+        return errors(*self.residuals(quantity, in_sample=in_sample))
+
+    def groups(self, quantity: str) -> list[Group]:
+        """Errors by engine, machine, residency and batch, of fits without the source of each row."""
+        residuals, sources = self.residuals(quantity)
+        runs = [row.run for row in self.rows if row.quantity == quantity]
+        labels = {
+            "engine": [run.engine for run in runs],
+            "machine": [machine_class(run) for run in runs],
+            "residency": [residency(run) for run in runs],
+            "batch": [_batch_class(run) for run in runs],
+        }
+        return error_table(residuals, sources, labels)
+
+    @property
+    def far_off(self) -> list[Row]:
+        """Rows that are off by more than WORST_FACTOR."""
+        return [row for row in self.rows if not 1.0 / WORST_FACTOR <= row.ratio <= WORST_FACTOR]
+
+
+def _batch_class(run: MeasuredRun) -> str:
+    batch = run.batch or 1.0
+    return "1" if batch == 1 else "2-8" if batch <= 8 else "9-32" if batch <= 32 else "above 32"
+
+
+def class_path(engine: str, where: str) -> ClassPath:
+    """Classes of a prediction, the most specific first: kind of engine with residency, then residency alone.
+
+    engine : name of a profile. where : residency, see `residency`.
+    """
+    return (f"{engine_kind(engine)}, {where}", where)
+
+
+def engine_kind(profile: str) -> str:
+    """Kind of an engine in a word: graph, eager or measured on one machine."""
+    if profile in SHARED:
+        return "graph engine"
+    return "eager engine" if profile in STREAMED else "engine of a documented machine"
+
+
+def problem_of(runs: Sequence[MeasuredRun]) -> tuple[tuple[Predicted, ...], Problem]:
+    """The rows that count, decode before prefill, and the fit of the shared constants to them."""
+    rows = tuple(row for one in QUANTITIES for row in predicted(counting(runs, one), one))
+    return rows, make_problem(rows, CONSTANTS)
+
+
+def validate(evidence: str | os.PathLike[str] | None = None) -> Validation:
+    """Predict every measured row that counts, with and without its source.
+
+    evidence : a file of measured runs, see `perfmodel.evidence.measured`; by default the bundled one.
+
+    Raises
+    ------
+    SpecError : the file is not one of measured runs, or its rows cannot carry the constants.
+    """
+    runs = load_measured(evidence)
+    rows, problem = problem_of(runs)
+    found = fit(problem)
+    left_out = leave_one_out(problem)
+    depends = problem.depends.any(axis=1)
+    made = tuple(
+        Row(
+            one.run,
+            one.quantity,
+            one.measured,
+            one.measured * float(np.exp(seen)),
+            one.measured * float(np.exp(out)),
+            bool(dep),
+        )  # fmt: skip
+        for one, seen, out, dep in zip(rows, found.residuals, left_out, depends, strict=True)
+    )
+    decode = np.array([row.quantity == "decode" for row in made])
+    sources = [row.run.source for row in made if row.quantity == "decode"]
+    classes = [class_path(profile_of(row.run), residency(row.run)) for row in made if row.quantity == "decode"]
+    return Validation(
+        made,
+        {one: _missing(runs, one) for one in QUANTITIES},
+        found,
+        build_intervals(left_out[decode], sources, classes),
+        coverage(left_out[decode], sources, classes),
+    )
+
+
+def _missing(runs: Sequence[MeasuredRun], quantity: Quantity) -> tuple[tuple[MeasuredRun, str], ...]:
+    found = ((run, missing_field(run, quantity)) for run in runs)
+    return tuple((run, field) for run, field in found if field is not None)

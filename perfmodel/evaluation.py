@@ -37,7 +37,7 @@ class Metric(NamedTuple):
 
 _METRICS = (
     Metric("tpot_mean_s", "s", "mean", "lower", "mean time per output token"),
-    Metric("decode_tok_per_s", "token/s", "mean", "higher", "decode rate, 1 / mean time per output token"),
+    Metric("decode_tok_per_s", "token/s", "mean", "higher", "decode rate, tokens of a step / mean time of a step"),
     Metric("decode_s", "s", "mean", "lower", "decode time of a sequence"),
     *(Metric(f"{part}_s", "s", "mean", "lower", f"critical path of a mean token: {part}") for part in PARTS),
     *(Metric(f"busy_{one}_s", "s", "mean", "lower", f"busy time of the {one} in a mean token") for one in RESOURCES),
@@ -131,11 +131,12 @@ class Evaluation:
     """What one policy costs on one system. Times in seconds, sizes in bytes; None where the trace has no prefill.
 
     ttft_s : prefill, mean over sequences. migration_s : one-off copies after it. end_to_end_s : everything.
-    tpot_*_s : time per output token over all decode steps. ndp_side_s : busy time of the near-data device a
-    token. breakdown_s : the mean token by what is on the critical path. busy_s : the same work whether hidden or
-    not. bytes_per_token : by tier. memory_bytes : by device and use. bandwidth_floor_s : the busiest tier at its
-    datasheet rate. binding_resource : the largest share of the critical path. weakest_source : the weakest kind
-    of evidence among the hardware constants. quant_* : expected quantisation loss of the decode picks, relative to
+    tpot_*_s : time per output token over all decode steps, which is that of a step. batch, batch_of : tokens of a step,
+    and whether they are of as many sequences; all but ``bytes_per_token`` is said of a step. ndp_side_s : busy time of
+    the near-data device. breakdown_s : the mean step by what is on the critical path. busy_s : the same work whether
+    hidden or not. bytes_per_token : by tier. memory_bytes : by device and use. bandwidth_floor_s : the busiest tier at
+    its datasheet rate. binding_resource : the largest share of the critical path. weakest_source : the weakest kind of
+    evidence among the hardware constants. quant_* : expected quantisation loss of the decode picks, relative to
     uniform bits, and as a share of the output variance (see `perfmodel.quality`); None where it is unknown.
     """
 
@@ -170,6 +171,14 @@ class Evaluation:
     quant_noise: float | None
     weakest_source: str
     notes: tuple[str, ...]
+    batch: int = 1
+    batch_of: str = "sequences"
+
+    @property
+    def batch_text(self) -> str:
+        """What a decode step runs, in words."""
+        kind = " consecutive tokens" if self.batch > 1 and self.batch_of == "tokens" else ""
+        return f"batch {self.batch}{kind}"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain Python values, ready for JSON."""

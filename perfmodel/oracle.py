@@ -5,12 +5,13 @@ sum is written out. Use it to check the point that matters (``perfmodel compare 
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel import reference
 from perfmodel.bitwidth import losses_for
@@ -37,7 +38,12 @@ class _Machine:
         self.n_half = self.expert_n_half = gpu.memory_n_half_bytes
         self.expert_launch_s = self.launch_s
         self.link_rate = system.link.effective_bandwidth_bytes_per_s
-        self.cpu_rate = 0.0 if system.cpu is None else system.cpu.effective_dram_bandwidth_bytes_per_s
+        self.tile = 0.0
+        if system.cpu is not None:
+            self.cpu_rate = system.cpu.effective_dram_bandwidth_bytes_per_s
+            self.cpu_flops = system.cpu.effective_flops_per_s()
+            self.cpu_vector_flops = system.cpu.effective_vector_flops_per_s
+            self.cpu_tile = system.cpu.tile_rows or 1
         # The reference walks through every fold, so the same work is timed once.
         self.expert_on_gpu = functools.cache(self._expert_on_gpu)
         self.expert_near_memory = functools.cache(self._expert_near_memory)
@@ -49,7 +55,7 @@ class _Machine:
         # Where attention and the rest of the network around the experts run: [flop/s], [byte/s], [byte], [s].
         rates = {"gpu": (self.gpu_flops, self.gpu_rate, self.n_half, self.launch_s)}
         if system.cpu is not None:
-            flops = max(system.cpu.effective_flops_per_s(), system.cpu.effective_vector_flops_per_s)
+            flops = max(self.cpu_flops, self.cpu_vector_flops)
             rates["cpu"] = (flops, self.cpu_rate, 0.0, 0.0)
         self.at_attention, self.at_trunk = rates[run.plan.attention_on], rates[run.plan.trunk_on]
 
@@ -67,28 +73,40 @@ class _Machine:
         if engine.copies == "pageable" and engine.pageable_gb_per_s is not None:
             self.link_rate = min(self.link_rate, engine.pageable_gb_per_s * 1e9)
         if cpu is not None and engine.cpu_efficiency is not None:
-            self.cpu_rate = cpu.model_copy(
-                update={"dram_efficiency": engine.cpu_efficiency}
-            ).effective_dram_bandwidth_bytes_per_s
+            slower = cpu.model_copy(update={"dram_efficiency": engine.cpu_efficiency})
+            self.cpu_rate = slower.effective_dram_bandwidth_bytes_per_s
+        if cpu is not None and engine.cpu_compute_efficiency is not None:
+            change = engine.cpu_compute_efficiency / cpu.compute_efficiency
+            self.cpu_flops, self.cpu_vector_flops = self.cpu_flops * change, self.cpu_vector_flops * change
+        if cpu is not None and engine.cpu_units == "vector" and cpu.vector_tflop_per_s is not None:
+            self.cpu_flops, self.cpu_vector_flops, self.cpu_tile = self.cpu_vector_flops, 0.0, 1
+        self.tile = engine.expert_tile_tokens or 0
         if engine.round_trip_us is not None:
             self.round_trip_s = engine.round_trip_us * 1e-6
         if engine.copy_overhead_us is not None:
             self.copy_overhead_s = engine.copy_overhead_us * 1e-6
 
-    def fixed(self, tokens: float) -> float:
-        """What a step or pass of so many tokens costs whatever its work is [s]."""
+    def fixed(self, tokens: float, sequences: float = 1) -> float:
+        """What a step or pass of so many tokens costs whatever its work is, with its sequences [s]."""
         gpu, engine = self.system.gpu, self.system.engine
         if engine is None:
             return self.model.num_layers * (0.0 if gpu.layer_overhead_s is None else gpu.layer_overhead_s)
         together = gpu.devices if gpu.split == "tensor" else 1
         total = engine.step_us * 1e-6 + engine.step_kernels * engine.kernel_us * 1e-6
+        total += sequences * engine.sequence_us * 1e-6
         for mixer in self.model.attention:
             plain = not mixer.recurrent_elements and not mixer.convolution_elements
             kernels = engine.attention_kernels if plain else engine.recurrent_kernels
             for _ in mixer.layers:
                 total += kernels * engine.kernel_us * 1e-6
                 if together > 1:
-                    total += 2 * engine.all_reduce_us * 1e-6
+                    own = gpu.peer_bandwidth_gb_per_s is not None
+                    total += 2 * (engine.peer_all_reduce_us if own else engine.all_reduce_us) * 1e-6
+        if together > 1:
+            link = self.system.link.effective_bandwidth_bytes_per_s
+            peer = link if gpu.peer_bandwidth_gb_per_s is None else gpu.peer_bandwidth_gb_per_s * 1e9
+            reduced = tokens * self.model.hidden_size * _ACTIVATION_BYTES
+            total += 2 * self.model.num_layers * reduced * 2 * (together - 1) / together / peer
         for network in self.model.feed_forward:
             for _ in network.layers:
                 if network.name == "dense":
@@ -132,7 +150,10 @@ class _Machine:
     def _expert_on_gpu(self, tokens: int, bits: float) -> float:
         """Time of one expert on the GPU [s]."""
         matrices = len(self.model.expert_matrices)
-        at = self.gpu_flops, self.expert_rate, self.expert_n_half, self.expert_launch_s
+        # Tokens that only fill up a tile are computed and not moved.
+        padded = max(self.tile, tokens + self.tile / 2) if self.tile and tokens > 8 else tokens
+        flops = self.gpu_flops * tokens / padded
+        at = flops, self.expert_rate, self.expert_n_half, self.expert_launch_s
         return self.operator(self.model.expert_params, tokens, bits, matrices, at, matrices)
 
     def _expert_on_cpu(self, tokens: int, bits: float) -> float:
@@ -145,9 +166,9 @@ class _Machine:
                 self.model.expert_params,
                 self.model.expert_params * bits / 8,
                 self.model.hidden_size,
-                cpu.effective_flops_per_s(),
-                cpu.effective_vector_flops_per_s,
-                1 if cpu.tile_rows is None else cpu.tile_rows,
+                self.cpu_flops,
+                self.cpu_vector_flops,
+                self.cpu_tile,
                 self.cpu_rate,
                 cpu.expert_overhead_s,
             )
@@ -184,14 +205,14 @@ class _Machine:
             for inputs, outputs in self.model.expert_matrices
         )
 
-    def attention(self, formula: Callable[..., Any], tokens: float) -> float:
-        """Attention of all layers, by the decode or the prefill formula [s]."""
+    def attention(self, formula: Callable[..., Any], tokens: float, states: float = 1) -> float:
+        """Attention of all layers, by the decode or the prefill formula [s]; ``states`` are read and written."""
         total = 0.0
         rate_flops, rate_bytes, n_half, launch = self.at_attention
         for kind in self.model.attention:
             # A constant state is read and written once a step; its update and its use are two products an element.
             state = 2 * (4 * kind.recurrent_elements + 2 * kind.convolution_elements)
-            weights = kind.params * self.model.storage.attention.bits / 8 + state
+            weights = kind.params * self.model.storage.attention.bits / 8 + states * state
             flops = 2 * kind.params + 4 * kind.recurrent_elements
             launch_s = ATTENTION_LAUNCHES * launch if kind.tensors else 0.0
             for cache in kind.caches or (None,):
@@ -215,7 +236,7 @@ class _Machine:
                 flops, weights, launch_s = 0, 0.0, 0.0
         return total
 
-    def around(self, tokens: float) -> dict[str, float]:
+    def around(self, tokens: float, last: float = 1) -> dict[str, float]:
         """Routers, dense networks and head of all layers, and the shared experts of one MoE layer [s]."""
         model, stored = self.model, self.model.storage
         parts = {"router": 0.0, "dense": 0.0, "shared": 0.0}
@@ -228,7 +249,7 @@ class _Machine:
             parts["router"] += count * router
             parts["dense"] += count * dense
             parts["shared"] += count * shared / len(model.moe_layers)
-        parts["head"] = self.operator(model.head_params, 1, stored.head.bits, HEAD_LAUNCHES, self.at_trunk)
+        parts["head"] = self.operator(model.head_params, last, stored.head.bits, HEAD_LAUNCHES, self.at_trunk)
         return parts
 
 
@@ -255,39 +276,39 @@ class _Layer:
         self.gpu = shared_s if plan.trunk_on == "gpu" else 0.0
         self.cpu = shared_s if plan.trunk_on == "cpu" else 0.0
         self.cpu_behind = self.crossing = self.host = 0.0
-        # Copies that the layer waits for, with class and tokens, and the computing that follows each.
-        self.queue: list[tuple[int, int, float, float]] = []
+        # Copies that the layer waits for, with class and tokens, the computing that follows each, and how many.
+        self.queue: list[tuple[int, int, float, float, float]] = []
 
-    def add(self, machine: _Machine, number: int, tokens: int) -> None:
-        """Add one expert's work."""
+    def add(self, machine: _Machine, number: int, tokens: int, count: float = 1) -> None:
+        """Add the work of one expert, or of so many alike."""
         work = self.plan.classes[number]
         if work.executor == Executor.SKIP or tokens == 0:
             return
         if work.executor == Executor.NDP:
-            self.ndp_link += 2 * machine.transfer(tokens * machine.model.hidden_size * _ACTIVATION_BYTES)
-            self.ndp += machine.expert_near_memory(tokens, work)
+            self.ndp_link += count * 2 * machine.transfer(tokens * machine.model.hidden_size * _ACTIVATION_BYTES)
+            self.ndp += count * machine.expert_near_memory(tokens, work)
             return
         if work.executor == Executor.CPU:
-            seconds = machine.expert_on_cpu(tokens, work.bits)
+            seconds = count * machine.expert_on_cpu(tokens, work.bits)
             if work.when == When.BEHIND:
                 self.cpu_behind += seconds
             else:
                 self.cpu += seconds
             return
         computing = 0.0 if work.executor == Executor.COPY else machine.expert_on_gpu(tokens, work.bits)
-        self.gpu += computing
+        self.gpu += count * computing
         if work.executor == Executor.GPU:
             return
         copy = machine.copy(work.bits)
         if work.when == When.AHEAD:
-            self.link_ahead += copy
+            self.link_ahead += count * copy
         elif work.when == When.BEHIND:
-            self.link_behind += copy
+            self.link_behind += count * copy
         else:
-            self.link += copy
-            self.queue.append((number, tokens, copy, computing))
+            self.link += count * copy
+            self.queue.append((number, tokens, copy, computing, count))
 
-    def add_host(self, machine: _Machine, numbers: Iterable[int], tokens: int) -> None:
+    def add_host(self, machine: _Machine, numbers: Iterable[int], tokens: float) -> None:
         """Add the host's part: round trips, and the activations of the whole layer sent once."""
         used = {self.plan.classes[number].executor for number in numbers}
         trips = self.plan.round_trips
@@ -302,13 +323,24 @@ class _Layer:
         if self.plan.fetch == "before":
             return self.link + self.gpu
         # Residents first, then every expert when it has been copied, one after another.
-        queue = sorted(self.queue, key=lambda item: (item[0], -item[1]))
-        done = self.gpu - math.fsum(computing for *_, computing in queue)
+        queue = sorted(self.queue, key=lambda item: (item[0], -item[1], -item[4]))
+        if any(count != 1 for *_, count in queue):
+            return max(self.gpu, *self._ends(queue))
+        done = self.gpu - math.fsum(computing for *_, computing, _ in queue)
         copied = 0.0
-        for *_, copy, computing in queue:
+        for *_, copy, computing, _ in queue:
             copied += copy
             done = max(done, copied) + computing
         return done
+
+    def _ends(self, queue: list[tuple[int, int, float, float, float]]) -> Iterable[float]:
+        """When all is computed if it waits for the first, or for the last, of several copies alike [s]."""
+        for i, (_, _, copy, computing, count) in enumerate(queue):
+            before = math.fsum(item[4] * item[2] for item in queue[:i])
+            after = math.fsum(item[4] * item[3] for item in queue[i + 1 :])
+            one = min(1, count)
+            yield before + one * copy + count * computing + after
+            yield before + count * copy + one * computing + after
 
     def sides(self, overlap: str) -> float:
         """How long the layer's own work takes [s]."""
@@ -346,33 +378,34 @@ def per_pick(run: Run, system: System | None = None) -> dict[str, Any]:
     """
     machine = _Machine(run, system or run.system)
     model, plan = run.model, run.plan
-    overheads = machine.fixed(1) if plan.trunk_on == "gpu" else 0.0
-    fixed = machine.around(1) | {"overhead": overheads}
+    size, sequences = run.batch.tokens, run.batch.sequences
+    overheads = machine.fixed(size, sequences) if plan.trunk_on == "gpu" else 0.0
+    fixed = machine.around(size, size) | {"overhead": overheads}
     shared = fixed.pop("shared")
     tokens: list[float] = []
     decode: list[float] = []
     # Kept as lists and added exactly at the end: a running sum over a long trace would lose digits.
     sums: dict[str, list[float]] = {part: [] for part in PARTS}
     busy: dict[str, list[float]] = {one: [] for one in RESOURCES}
-    contexts = [
-        int(start) + step + 1
-        for start, first, stop in zip(plan.context_start, plan.offsets, plan.offsets[1:], strict=False)
-        for step in range(int(stop - first))
-    ]
-    attention = [machine.attention(reference.decode_attention_time, context) for context in contexts]
+
+    def attend(context: float, window: float, flops: float, weights: float, work: float, moved: float, *at: Any) -> Any:
+        more = size * flops, weights, size * work, sequences * moved
+        return reference.decode_attention_time(context, window, *more, *at)
+
     for s in range(len(plan.offsets) - 1):
         first = len(tokens)
-        for t in range(int(plan.offsets[s]), int(plan.offsets[s + 1])):
+        for t in range(int(plan.offsets[s]), int(plan.offsets[s + 1]), size):
             parts = dict.fromkeys(PARTS, 0.0) | fixed
-            parts["attention"] = attention[t]
+            attention = machine.attention(attend, _context(run, s, t), sequences)
+            parts["attention"] = attention
             before = None
-            for at, picks in enumerate(plan.picks[t]):
-                numbers = picks.tolist() + ([] if plan.copies is None else plan.copies[t, at].tolist())
+            for at in range(plan.picks.shape[1]):
                 layer = _Layer(plan, shared)
-                for number in numbers:
-                    layer.add(machine, number, 1)
-                layer.add_host(machine, numbers, 1)
-                for part, value in layer.path(before, plan.overlap, attention[t] / model.num_layers).items():
+                work = _step_work(run, t, at)
+                for number, count in work:
+                    layer.add(machine, number, count)
+                layer.add_host(machine, [number for number, _ in work], size)
+                for part, value in layer.path(before, plan.overlap, attention / model.num_layers).items():
                     parts[part] += value
                 before = layer
                 busy["gpu"].append(layer.gpu)
@@ -397,7 +430,7 @@ def per_pick(run: Run, system: System | None = None) -> dict[str, Any]:
         "end_to_end_s": None,
         "tpot_mean_s": mean,
         "tpot_max_s": max(tokens),
-        "decode_tok_per_s": 1 / mean,
+        "decode_tok_per_s": size / mean,
         "ndp_side_s": math.fsum(busy["ndp"]) / count,
         "breakdown_s": {part: math.fsum(values) / count for part, values in sums.items()},
         "busy_s": {part: math.fsum(values) / count for part, values in busy.items()},
@@ -410,6 +443,31 @@ def per_pick(run: Run, system: System | None = None) -> dict[str, Any]:
         totals = [a + b + c for a, b, c in zip(prefill, migration, decode, strict=True)]
         result["end_to_end_s"] = sum(totals) / len(totals)
     return result
+
+
+def _context(run: Run, sequence: int, first: int) -> float:
+    """Mean context of the tokens of the step that begins with token ``first`` of a plan, themselves included."""
+    plan, size = run.plan, run.batch.tokens
+    step, start = (first - int(plan.offsets[sequence])) // size, float(plan.context_start[sequence])
+    if run.batch.of == "sequences":
+        return start + step + 1
+    return sum(start + step * size + token + 1 for token in range(size)) / size
+
+
+def _step_work(run: Run, first: int, layer: int) -> list[tuple[int, int]]:
+    """Class and tokens of everything that one layer runs in the step that begins with token ``first``."""
+    plan, size = run.plan, run.batch.tokens
+    copies = [] if plan.copies is None else plan.copies[first : first + size, layer].ravel().tolist()
+    if size == 1:
+        return [(number, 1) for number in plan.picks[first, layer].tolist() + copies]
+    # An expert runs once in each stored form, as the first pick of the step says, with every token that picked it.
+    found: dict[tuple[int, float, bool], list[int]] = {}
+    for t in range(first, first + size):
+        for expert, number in zip(run.replay.decode_ids[t, layer].tolist(), plan.picks[t, layer].tolist(), strict=True):
+            work = plan.classes[number]
+            if work.executor != Executor.SKIP:
+                found.setdefault((expert, work.bits, work.quantised), [number, 0])[1] += 1
+    return [(number, count) for number, count in found.values()] + [(number, 1) for number in copies]
 
 
 #: Below this share of the sum of their kind, parts differ by rounding alone: some are differences of longer times.
@@ -434,11 +492,15 @@ def largest_difference(evaluation: Evaluation, checked: dict[str, Any]) -> float
 
 
 def _prefill(machine: _Machine, run: Run) -> list[float] | None:
-    model, plan = run.model, run.plan
+    plan = run.plan
     if plan.prefill_tokens is None or plan.prefill_class is None:
         return None
     times = []
     for s, prompt in enumerate(plan.prompt_tokens.tolist()):
+        passes = 1 if run.micro_batch is None else math.ceil(prompt / run.micro_batch)
+        if passes > 1 or run.batch.sequences > 1:
+            times.append(passes * _mean_pass(machine, run, s, passes))
+            continue
         total = machine.attention(reference.prefill_attention_time, prompt)
         around = machine.around(prompt)
         shared = around.pop("shared")
@@ -454,6 +516,42 @@ def _prefill(machine: _Machine, run: Run) -> list[float] | None:
             total += sum(layer.path(None, "max", 0.0).values())
         times.append(total)
     return times
+
+
+def _mean_pass(machine: _Machine, run: Run, s: int, passes: int) -> float:
+    """Time of the mean of so many equal passes over the prompts of one prefill [s]."""
+    plan = run.plan
+    assert plan.prefill_tokens is not None
+    assert plan.prefill_class is not None
+    together = int(plan.prompt_tokens[s])
+    prompts = [together] if run.replay.members is None else run.replay.members[s].tolist()
+    reached = [max(1, math.ceil(Fraction(prompt * passes, max(1, together)))) for prompt in prompts]
+
+    def attend(_: float, window: float, flops: float, weights: float, work: float, moved: float, *at: Any) -> float:
+        arithmetic = read = 0.0
+        for prompt, count in zip(prompts, reached, strict=True):
+            arithmetic += prompt * flops + reference.causal_pairs(prompt, window) * work
+            read += prompt + sum(min(i * prompt / count, window) for i in range(count))
+        return reference.roofline_time(arithmetic / passes, weights + moved * read / passes, *at)
+
+    total = machine.attention(attend, together, sum(reached) / passes)
+    around = machine.around(together / passes, len(prompts))
+    shared = around.pop("shared")
+    total += around["router"] + around["dense"] + around["head"] / passes
+    if plan.trunk_on == "gpu":
+        total += machine.fixed(together / passes, len(prompts) / passes)
+    for classes, counts in zip(plan.prefill_class[s].tolist(), plan.prefill_tokens[s].tolist(), strict=True):
+        layer = _Layer(plan, shared)
+        used = [(number, count) for number, count in zip(classes, counts, strict=True) if count]
+        for number, count in used:
+            visits = passes * (1 - (1 - 1 / passes) ** count)
+            fewer = math.floor(count / visits)
+            more = count / visits - fewer
+            layer.add(machine, number, fewer, visits * (1 - more) / passes)
+            layer.add(machine, number, fewer + 1, visits * more / passes)
+        layer.add_host(machine, [number for number, _ in used], together / passes)
+        total += sum(layer.path(None, "max", 0.0).values())
+    return total
 
 
 def _quality(run: Run) -> dict[str, float | None]:
@@ -495,10 +593,11 @@ def _quality(run: Run) -> dict[str, float | None]:
 
 
 def _bytes(machine: _Machine, run: Run) -> dict[str, float]:
-    """Mean bytes of a decode step by tier, pick by pick."""
+    """Mean bytes of a decode step by tier, pick by pick, for each of its tokens."""
     model, plan = run.model, run.plan
     ndp = machine.system.ndp
     activation = 2 * model.hidden_size * _ACTIVATION_BYTES
+    size = run.batch.tokens
     tiers = ("gpu_memory", "link_weights", "link_activations", "ndp_memory", "cpu_memory")
     moved: dict[str, list[float]] = {tier: [] for tier in tiers}
     around, of_attention = moved[f"{plan.trunk_on}_memory"], moved[f"{plan.attention_on}_memory"]
@@ -510,38 +609,34 @@ def _bytes(machine: _Machine, run: Run) -> dict[str, float]:
         parts = ((ffn.router, stored.router), (ffn.dense, stored.dense), (ffn.shared, stored.shared))
         every += [(_params(tensors), form.bits, len(ffn.layers)) for tensors, form in parts]
     for s in range(len(plan.offsets) - 1):
-        for step, t in enumerate(range(int(plan.offsets[s]), int(plan.offsets[s + 1]))):
+        for t in range(int(plan.offsets[s]), int(plan.offsets[s + 1]), size):
             steps += 1
-            context = int(plan.context_start[s]) + step + 1
+            context = _context(run, s, t)
             for params, bits, count in every:
-                around.append(count * (params * bits / 8 + activation) if params else 0.0)
+                around.append(count * (params * bits / 8 + size * activation) if params else 0.0)
             for kind in model.attention:
                 state = 2 * (4 * kind.recurrent_elements + 2 * kind.convolution_elements)
-                weights = kind.params * stored.attention.bits / 8 + state
+                weights = kind.params * stored.attention.bits / 8 + run.batch.sequences * state
                 for cache in kind.caches:
                     window, _, each = _of_context(cache, model.cached_bits)
-                    weights += min(context, window) * each
+                    weights += run.batch.sequences * min(context, window) * each
                 of_attention.append(len(kind.layers) * weights)
-            numbers = plan.picks[t] if plan.copies is None else np.concatenate((plan.picks[t], plan.copies[t]), axis=1)
-            for row in numbers:
-                crossed = any(plan.classes[number].executor in away for number in row.tolist())
-                moved["link_activations"].append(activation * (crossed + (plan.attention_on != plan.trunk_on)))
-            for number in _flat(numbers):
+            every_work = [_step_work(run, t, at) for at in range(plan.picks.shape[1])]
+            for done in every_work:
+                crossed = any(plan.classes[number].executor in away for number, _ in done)
+                moved["link_activations"].append(size * activation * (crossed + (plan.attention_on != plan.trunk_on)))
+            for number, count in itertools.chain.from_iterable(every_work):
                 work = plan.classes[number]
                 weights = model.expert_params * work.bits / 8
                 if work.executor in (Executor.GPU, Executor.FETCH):
-                    moved["gpu_memory"].append(weights + activation)
+                    moved["gpu_memory"].append(weights + count * activation)
                 if work.executor in (Executor.FETCH, Executor.COPY):
                     moved["link_weights"].append(weights)
                 if work.executor == Executor.CPU:
-                    moved["cpu_memory"].append(weights + activation)
+                    moved["cpu_memory"].append(weights + count * activation)
                 if work.executor == Executor.NDP:
                     scales = ndp.scale_bits_per_weight if ndp is not None and work.quantised else 0.0
                     elements = sum(a * b for a, b in model.expert_matrices)
-                    moved["link_activations"].append(activation)
+                    moved["link_activations"].append(count * activation)
                     moved["ndp_memory"].append(elements * (work.bits + scales) / 8)
-    return {tier: math.fsum(values) / steps for tier, values in moved.items()}
-
-
-def _flat(picks: NDArray[np.uint8]) -> list[int]:
-    return [int(pick) for pick in picks.ravel()]
+    return {tier: math.fsum(values) / (steps * size) for tier, values in moved.items()}

@@ -142,17 +142,19 @@ def gpu_footprint(
     buffer_bytes: float = 0.0,
     attention_on: Side = "gpu",
     trunk_on: Side = "gpu",
+    sequences: int = 1,
 ) -> Footprint:
     """GPU bytes with ``experts_per_layer`` experts of every MoE layer resident at the stored precision.
 
     attention_on : where attention and its KV cache are. trunk_on : where everything else beside the experts is.
+    sequences : of ``context_tokens`` each that are decoded at the same time.
     """
     resident = experts_per_layer * len(model.moe_layers) * model.expert_bytes(model.expert_bits)
     return Footprint(
         other_weights=_outside(model, "gpu", attention_on, trunk_on),
         experts=resident,
         replicas=0.0,
-        kv_cache=float(model.kv_bytes(context_tokens, model.cached_bits)) if attention_on == "gpu" else 0.0,
+        kv_cache=sequences * float(model.kv_bytes(context_tokens, model.cached_bits)) if attention_on == "gpu" else 0.0,
         buffers=buffer_bytes,
     )
 
@@ -166,19 +168,20 @@ def memory_footprint(
     context_tokens: int = 0,
     attention_on: Side = "gpu",
     trunk_on: Side = "gpu",
+    sequences: int = 1,
 ) -> Footprint:
     """Bytes behind the link: every expert at its stored precision, and one copy at each replica width.
 
     behind : whether the experts and their copies are kept there, the copies alone, or neither.
     copies : how often they are kept, once for every socket that reads its own.
-    context_tokens, attention_on, trunk_on : what else is there, see `gpu_footprint`.
+    context_tokens, attention_on, trunk_on, sequences : what else is there, see `gpu_footprint`.
     """
     experts = model.num_experts * len(model.moe_layers) * copies * (behind != "nothing")
     return Footprint(
         other_weights=_outside(model, "cpu", attention_on, trunk_on),
         experts=experts * model.expert_bytes(model.expert_bits) * (behind == "experts"),
         replicas=sum(experts * model.expert_bytes(bits) for bits in replica_bits),
-        kv_cache=float(model.kv_bytes(context_tokens, model.cached_bits)) if attention_on == "cpu" else 0.0,
+        kv_cache=sequences * float(model.kv_bytes(context_tokens, model.cached_bits)) if attention_on == "cpu" else 0.0,
         buffers=0.0,
     )
 
@@ -207,17 +210,21 @@ def gpu_room(
     *,
     attention_on: Side = "gpu",
     trunk_on: Side = "gpu",
+    sequences: int = 1,
 ) -> float:
     """Experts per layer that the GPU has room for at the stored precision, no more than there are, a part included.
 
     -1 where it does not even hold the rest.
     """
     per_layer = len(model.moe_layers) * model.expert_bytes(model.expert_bits)
-    free = capacity_bytes - gpu_footprint(model, 0, context_tokens, attention_on=attention_on, trunk_on=trunk_on).total
+    rest = gpu_footprint(
+        model, 0, context_tokens, attention_on=attention_on, trunk_on=trunk_on, sequences=sequences
+    ).total
+    free = capacity_bytes - rest
     return min(float(model.num_experts), free / per_layer) if free >= 0 else -1.0
 
 
-def largest_gpu_experts(model: MoEModel, capacity_bytes: float, context_tokens: int, **on: Side) -> int:
+def largest_gpu_experts(model: MoEModel, capacity_bytes: float, context_tokens: int, **on: Any) -> int:
     """Largest count of resident experts per layer that fits the GPU, -1 if not even zero does; as in `gpu_room`."""
     return int(np.floor(gpu_room(model, capacity_bytes, context_tokens, **on)))
 

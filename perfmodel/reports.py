@@ -309,7 +309,7 @@ def comparison(evaluations: Sequence[Evaluation], differences: Sequence[float] |
     return "\n".join(
         [
             f"{first.model} on {first.system}; routing of {first.trace} ({first.trace_source});"
-            f" mean prompt {first.prompt_tokens:g}, output {first.output_tokens:g} tokens, batch 1",
+            f" mean prompt {first.prompt_tokens:g}, output {first.output_tokens:g} tokens, {first.batch_text}",
             *(f"{name} {e.policy}" for name, e in zip(names, evaluations, strict=True)),
             "",
             table(("", "unit", *names), rows, left=2),

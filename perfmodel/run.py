@@ -25,13 +25,18 @@ from perfmodel.kernels import price as kernel
 from perfmodel.kernels import work as kinds
 from perfmodel.kernels.cpu import ACTIVATION_BYTES
 from perfmodel.model import MoEModel
-from perfmodel.operators import attention_rows, operators
+from perfmodel.operators import attention_rows, fixed_counts, operators, prefill_attention_rows
 from perfmodel.point import Points, hardware_point
 from perfmodel.policies import Executor, Plan, PlanInputs, Policy, When, footprints, parse_policy
 from perfmodel.policies.costs import expert_matrices
 from perfmodel.quality import Quality, SequenceQuality, plan_quality, sequence_quality
 from perfmodel.routing import Replay, RoutingTrace, statistics
+from perfmodel.routing.batches import in_batches
+from perfmodel.routing.replay import Batch, BatchOf, checked_batch
 from perfmodel.states import States, decode_states, prefill_states
+
+#: Row of the LM head in the operators.
+_HEAD = 2
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,8 @@ class Run:
     """One policy planned on one trace; pricing it on a further machine does not plan again.
 
     Build it with `plan_run`. Where ``plan`` depends on hardware, pricing another system keeps the plan as it is.
-    ``losses`` is the loss table that was given, or None for the default one.
+    ``losses`` is the loss table that was given, or None for the default one. ``micro_batch`` is the most tokens of a
+    pass of the prefill, or None for one pass.
     """
 
     model: MoEModel
@@ -48,22 +54,39 @@ class Run:
     policy: Policy
     plan: Plan
     losses: LossTable | None = None
+    micro_batch: int | None = None
+
+    @property
+    def batch(self) -> Batch:
+        """What one decode step is."""
+        return self.replay.batch
 
     @functools.cached_property
     def decode(self) -> States:
         """Distinct states of the decode steps."""
-        return decode_states(self.plan)
+        if self.batch.tokens == 1:
+            return decode_states(self.plan)
+        return decode_states(self.plan, self.replay.decode_ids, self.batch.tokens)
+
+    @functools.cached_property
+    def passes(self) -> NDArray[np.int64]:
+        """In how many passes the prefill of every sequence, or of those in a batch, runs [S]."""
+        prompts = np.maximum(self.plan.prompt_tokens, 1)
+        return -(-prompts // self.micro_batch) if self.micro_batch else np.ones_like(prompts)
 
     @functools.cached_property
     def prefill(self) -> States | None:
-        """States of the prefill, or None when the trace holds none."""
-        return prefill_states(self.plan)
+        """States of the prefill, or of its mean pass, or None when the trace holds none."""
+        return prefill_states(self.plan, self.passes if (self.passes > 1).any() else None)
 
     @functools.cached_property
     def contexts(self) -> NDArray[np.float64]:
-        """Tokens that every decode step attends to, itself included [T]."""
-        lengths = np.diff(self.plan.offsets)
-        step = np.arange(int(self.plan.offsets[-1])) - np.repeat(self.plan.offsets[:-1], lengths)
+        """Tokens that every token of a decode step attends to on average, itself included [steps]."""
+        size = self.batch.tokens
+        lengths = np.diff(self.plan.offsets) // size
+        step = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        if self.batch.of == "tokens":
+            step = step * size + (size - 1) / 2
         return np.asarray(np.repeat(self.plan.context_start, lengths) + step + 1, dtype=np.float64)
 
     @functools.cached_property
@@ -76,7 +99,7 @@ class Run:
 
     @functools.cached_property
     def _attention(self) -> NDArray[np.float64]:
-        return attention_rows(self.model)
+        return attention_rows(self.model, float(self.batch.tokens), float(self.batch.sequences))
 
     @functools.cached_property
     def _matrices(self) -> NDArray[np.float64]:
@@ -113,7 +136,9 @@ class Run:
     @functools.cached_property
     def _decode_inputs(self) -> tuple[Any, ...]:
         states = self._states(self.decode, self.plan.overlap == "max")
-        return (self._attention, self._operators(1.0, 1.0), *states)
+        size = float(self.batch.tokens)
+        counts = fixed_counts(self.model, size, sequences=float(self.batch.sequences))
+        return (self._attention, self._operators(size, size), counts, *states)
 
     @functools.cached_property
     def _mean_inputs(self) -> tuple[Any, ...]:
@@ -147,7 +172,18 @@ class Run:
         )
         rows = np.array([self._operators(prompt, 1.0) for prompt in prompts.tolist()])
         offsets = np.arange(len(prompts) + 1, dtype=np.int64) * states.state_id.shape[1]
-        return (self._attention, rows, *self._states(by_sequence, True), offsets, prompts)
+        once = np.ones(len(prompts))
+        counts = np.array([fixed_counts(self.model, prompt) for prompt in prompts.tolist()])
+        return (
+            attention_rows(self.model),
+            rows,
+            counts,
+            *self._states(by_sequence, True),
+            offsets,
+            prompts,
+            once,
+            once,
+        )
 
     def mean_token_s(self, points: Points | ArrayLike) -> NDArray[np.float64]:
         """Mean time per output token at every hardware point [N] [s]; points as in `metrics`."""
@@ -192,7 +228,39 @@ class Run:
         """Time from the prompt to the first output token, one a sequence [S] [s]; None without a prefill."""
         if self._prefill_inputs is None:
             return None
-        return np.asarray(kernel.prefill_times(*Points.one(point), *self._prefill_inputs)[:, 0])
+        return np.asarray(self._prefill_times(Points.one(point))[:, 0])
+
+    def _prefill_times(self, points: Points) -> NDArray[np.float64]:
+        """Time of every prefill at every point [S, N] [s]; only with a prefill."""
+        assert self._prefill_inputs is not None
+        if not self._in_passes:
+            return np.asarray(kernel.prefill_times(*points, *self._prefill_inputs))
+        times = [kernel.prefill_times(*points, *inputs)[0] * n for inputs, n in self._pass_inputs]
+        return np.array(times)
+
+    @property
+    def _in_passes(self) -> bool:
+        """Whether a prefill is more than one prompt in one pass."""
+        return self.batch.sequences > 1 or bool((self.passes > 1).any())
+
+    @functools.cached_property
+    def _pass_inputs(self) -> list[tuple[tuple[Any, ...], int]]:
+        """What the kernels want to know about the mean pass of every prefill, and how many passes it has.
+
+        Attention is given as the work of the whole pass, so that prompts of any lengths may share one.
+        """
+        assert self._prefill_inputs is not None
+        *states, offsets, _, _, _ = self._prefill_inputs[3:]
+        one = np.ones(1)
+        found = []
+        for s, (prompt, n) in enumerate(zip(self.plan.prompt_tokens.tolist(), self.passes.tolist(), strict=True)):
+            members = np.array([prompt]) if self.replay.members is None else self.replay.members[s]
+            attention = prefill_attention_rows(self.model, members, n)
+            rows = np.array([self._operators(prompt / n, float(len(members)))])
+            rows[0, _HEAD, front.REPEATS] /= n  # only the last pass has one
+            counts = fixed_counts(self.model, prompt / n, sequences=len(members) / n)[None]
+            found.append(((attention, rows, counts, *states, offsets[s : s + 2].copy(), one, one, one), n))
+        return found
 
     def migration_times(self, point: NDArray[np.float64]) -> NDArray[np.float64]:
         """One-off copies of hot experts to the GPU, one transfer an expert, one time a sequence [S] [s]."""
@@ -203,7 +271,10 @@ class Run:
         return np.asarray(kernel.copy_times(*points, float(self.model.expert_bytes(self.model.expert_bits))))
 
     def bytes_per_token(self, system: System | None = None) -> dict[str, float]:
-        """Mean bytes a decode step moves, by tier; a system matters only by the group scales of its device."""
+        """Mean bytes a decode step moves for each of its tokens, by tier.
+
+        A system matters only by the group scales of its device.
+        """
         return _bytes_per_token(self, system or self.system)
 
     def memory(self) -> dict[str, dict[str, float]]:
@@ -249,7 +320,7 @@ def _means(run: Run, points: Points, names: list[str]) -> dict[str, NDArray[np.f
     found: dict[str, Any] = {}
     for name in names:
         if name in _FROM_MEAN:
-            found[name] = _FROM_MEAN[name](mean, steps)
+            found[name] = _FROM_MEAN[name](mean, steps, float(run.batch.tokens))
         elif name == "overhead_s":
             found[name] = means[kernel.OVERHEAD] + means[kernel.STATE + layer.PATH_HOST]
         elif name in ("busy_gpu_s", "busy_cpu_s"):
@@ -264,11 +335,11 @@ def _means(run: Run, points: Points, names: list[str]) -> dict[str, NDArray[np.f
     return found
 
 
-#: What follows from the mean step alone, and from how many steps a sequence has.
-_FROM_MEAN: dict[str, Callable[[NDArray[np.float64], float], NDArray[np.float64]]] = {
-    "tpot_mean_s": lambda mean, steps: mean,
-    "decode_tok_per_s": lambda mean, steps: 1.0 / mean,
-    "decode_s": lambda mean, steps: mean * steps,
+#: What follows from the mean step alone, from how many steps a sequence has, and from the tokens of a step.
+_FROM_MEAN: dict[str, Callable[[NDArray[np.float64], float, float], NDArray[np.float64]]] = {
+    "tpot_mean_s": lambda mean, steps, tokens: mean,
+    "decode_tok_per_s": lambda mean, steps, tokens: tokens / mean,
+    "decode_s": lambda mean, steps, tokens: mean * steps,
 }
 #: Where the other means stand in the result of the kernel.
 _ROWS = {
@@ -301,7 +372,7 @@ def _prefills(run: Run, points: Points, names: list[str]) -> dict[str, NDArray[n
         found["ttft_s"] = np.full(points.num_points, np.nan)
         if run._prefill_inputs is not None:
             # Added one sequence after another: NumPy's mean sums in an order that depends on the number of points.
-            times = kernel.prefill_times(*points, *run._prefill_inputs)
+            times = run._prefill_times(points)
             found["ttft_s"] = functools.reduce(np.add, times) / len(times)
     if "end_to_end_s" in names:
         decode = _means(run, points, ["decode_s"])["decode_s"]
@@ -331,25 +402,27 @@ _PRICED: dict[str, Callable[[Run, Points, list[str]], dict[str, NDArray[np.float
 
 def _bytes_per_token(run: Run, system: System) -> dict[str, float]:
     model, states, plan = run.model, run.decode, run.plan
-    tokens = float(len(run.contexts))
+    tokens = float(len(run.contexts) * run.batch.tokens)
     work = states.work
     count = run._work_count / tokens
+    size = float(run.batch.tokens)
     executor, bits = work[:, kinds.EXECUTOR], work[:, kinds.BITS]
     activations = 2.0 * model.hidden_size * ACTIVATION_BYTES
+    of_work = activations * work[:, kinds.TOKENS]
     weights = model.expert_params * bits / 8
     scale_bits = system.ndp.scale_bits_per_weight if system.ndp is not None else 0.0
     elements = sum(rows * cols for rows, cols in model.expert_matrices)
     fetched, near = executor == Executor.FETCH, executor == Executor.NDP
     on = {"gpu": (executor == Executor.GPU) | fetched, "cpu": executor == Executor.CPU}
-    crossing = float((count * near).sum())
+    crossing = float((count * near * work[:, kinds.TOKENS]).sum())
     crossing += float((states.row_host[states.state_row, layer.CROSSING] * run._state_count).sum()) / tokens
-    moved = {device: float((count * there * (weights + activations)).sum()) for device, there in on.items()}
-    *around, shared = (op.row(model, 1.0) for op in operators(model))
-    moved[plan.trunk_on] += sum(row[front.REPEATS] * row[front.BYTES] for row in around)
-    moved[plan.trunk_on] += len(model.moe_layers) * shared[front.BYTES]
+    moved = {device: float((count * there * (weights + of_work)).sum()) for device, there in on.items()}
+    *around, shared = (op.row(model, size) for op in operators(model))
+    moved[plan.trunk_on] += sum(row[front.REPEATS] * row[front.BYTES] for row in around) / size
+    moved[plan.trunk_on] += len(model.moe_layers) * shared[front.BYTES] / size
     for row in run._attention:
         kv = row[front.CONTEXT_BYTES] * float(np.minimum(run.contexts, row[front.WINDOW]).mean())
-        moved[plan.attention_on] += float(row[front.LAYERS] * (row[front.WEIGHT_BYTES] + kv))
+        moved[plan.attention_on] += float(row[front.LAYERS] * (row[front.WEIGHT_BYTES] + kv)) / size
     return {
         "gpu_memory": moved["gpu"],
         "link_weights": float((count * (fetched | (executor == Executor.COPY)) * weights).sum()),
@@ -376,8 +449,8 @@ def _hit_rates(trace: RoutingTrace, hot: NDArray[np.bool_], alpha: float, norm: 
 
 
 def _floor(run: Run, system: System) -> float:
-    """Busiest tier at its datasheet rate: no schedule of the same traffic is faster [s]."""
-    moved = run.bytes_per_token(system)
+    """Busiest tier at its datasheet rate: no schedule of the same traffic of a step is faster [s]."""
+    moved = {tier: size * run.batch.tokens for tier, size in run.bytes_per_token(system).items()}
     times = [
         moved["gpu_memory"] / system.gpu.memory_bandwidth_bytes_per_s,
         # Copies and activations do not contend in this model, and the two directions of activations take turns.
@@ -425,7 +498,7 @@ def _price(run: Run, system: System) -> Evaluation:
         trace=str(metadata.get("model", "unnamed")),
         trace_source=str(metadata.get("source", "unknown")),
         prompt_tokens=float(plan.context_start.mean()),
-        output_tokens=float(lengths.mean()),
+        output_tokens=float(lengths.mean()) / run.batch.sequences,
         ttft_s=None if prefill is None else one["ttft_s"],
         migration_s=one["migration_s"],
         end_to_end_s=None if prefill is None else one["end_to_end_s"],
@@ -447,6 +520,8 @@ def _price(run: Run, system: System) -> Evaluation:
         prefill_decode_cosine=None if cosine is None else tuple(float(c) for c in cosine),
         **{name: None if math.isnan(value) else value for name, value in quality.items()},
         weakest_source=system.weakest_source(),
+        batch=run.batch.tokens,
+        batch_of=run.batch.of,
         notes=tuple(dict.fromkeys((*run.replay.notes, *plan.notes, *run.quality.notes, *system.flags))),
     )
 
@@ -461,6 +536,9 @@ def plan_run(
     output: int | None = None,
     losses: LossTable | None = None,
     layers: Literal["cycle"] | None = None,
+    batch: int = 1,
+    batch_of: BatchOf = "sequences",
+    micro_batch: int | None = None,
 ) -> Run:
     """Plan a policy on a trace without pricing it; parameters and errors as in `evaluate`.
 
@@ -480,11 +558,23 @@ def plan_run(
             raise PerfModelError(f"{name}: found {type(value).__name__}, allowed a name, a path, or the object itself")
     if losses is not None and not isinstance(losses, LossTable):
         raise PerfModelError(f"losses: found {type(losses).__name__}, allowed a LossTable")
-    replay = recorded if isinstance(recorded, Replay) else make_replay(network, recorded, prompt, output, layers)
+    if micro_batch is not None and (isinstance(micro_batch, bool) or not isinstance(micro_batch, int | np.integer)):
+        raise PerfModelError(f"micro_batch: found {micro_batch!a:.40}, allowed a whole number of tokens")
+    if micro_batch is not None and micro_batch < 1:
+        raise PerfModelError(f"micro_batch: found {micro_batch}, allowed 1 or more tokens")
+    if isinstance(recorded, Replay):
+        asked = checked_batch(batch, batch_of)
+        if asked.tokens != 1 and asked != recorded.batch:
+            raise PerfModelError(
+                f"batch: found {batch} {batch_of}, allowed what the given replay was made for: {recorded.batch.tokens}"
+            )
+        replay = recorded
+    else:
+        replay = make_replay(network, recorded, prompt, output, layers, batch, batch_of)
     if not replay.trace.has_decode:
         raise TraceError("the trace holds no decode step in some sequence, and decode is what is priced")
     plan = rule.plan(PlanInputs(network, machine, replay, losses))
-    return Run(network, machine, replay, rule, plan, losses)
+    return Run(network, machine, replay, rule, plan, losses, None if micro_batch is None else int(micro_batch))
 
 
 def make_replay(
@@ -493,13 +583,16 @@ def make_replay(
     prompt: int | None = None,
     output: int | None = None,
     layers: Literal["cycle"] | None = None,
+    batch: int = 1,
+    batch_of: BatchOf = "sequences",
 ) -> Replay:
-    """Fit a trace to a model and a workload: layers mapped, prompts and outputs truncated or cycled."""
+    """Fit a trace to a model and a workload: layers mapped, prompts and outputs truncated or cycled, steps batched."""
+    asked = checked_batch(batch, batch_of)
     model.with_experts()
     if trace.num_experts_inferred and trace.num_experts <= model.num_experts:
         trace = trace.with_num_experts(model.num_experts)
     trace.check_model(model)
-    return trace.replay(prompt, output, model.moe_layers, layers, model.name)
+    return in_batches(trace.replay(prompt, output, model.moe_layers, layers, model.name), asked)
 
 
 def evaluate(
@@ -512,6 +605,9 @@ def evaluate(
     output: int | None = None,
     losses: LossTable | None = None,
     layers: Literal["cycle"] | None = None,
+    batch: int = 1,
+    batch_of: BatchOf = "sequences",
+    micro_batch: int | None = None,
 ) -> Evaluation:
     """What a policy costs on a system, for a recorded trace.
 
@@ -526,6 +622,9 @@ def evaluate(
     losses : loss table of the bitwidth search and of the quality; by default the bundled measured one where its
         expert count fits, else one proportional to ``4**-bits`` (assumed).
     layers : ``"cycle"`` to replay a trace with another number of layers.
+    batch, batch_of : tokens of a decode step [1]: the next ones of as many sequences of the trace, or ``"tokens"``
+        that follow one another in one sequence; see ``docs/batches.md``.
+    micro_batch : most tokens of a pass of the prefill [1]; by default it is one pass.
 
     Raises
     ------
@@ -533,7 +632,9 @@ def evaluate(
     PolicyError : bad options, or a system without what the policy needs.
     PlacementError : weights that do not fit in memory.
     """
-    return plan_run(model, system, trace, policy, prompt=prompt, output=output, losses=losses, layers=layers).price()
+    how: dict[str, Any] = {"batch": batch, "batch_of": batch_of, "micro_batch": micro_batch}
+    run = plan_run(model, system, trace, policy, prompt=prompt, output=output, losses=losses, layers=layers, **how)
+    return run.price()
 
 
 __all__ = ["PARTS", "Evaluation", "HitRates", "Run", "evaluate", "make_replay", "plan_run"]

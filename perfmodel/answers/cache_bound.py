@@ -81,7 +81,8 @@ def belady_hit_rate(size: CacheSize, inputs: PlanInputs) -> float:
     initial, shape = None, (replay.trace.num_sequences, len(inputs.model.moe_layers), inputs.model.num_experts)
     if size.start is not None:
         initial = np.frombuffer(size.start, np.uint16).reshape(shape)
-    found = replay_cache(replay.decode_ids, replay.decode_offsets, shape[2], cache, initial=initial)
+    batch = replay.batch.tokens
+    found = replay_cache(replay.decode_ids, replay.decode_offsets, shape[2], cache, initial=initial, batch=batch)
     hits = found.outcome == HIT_HIGH
     if size.resident_from is not None:
         hits[:, size.resident_from :] = True

@@ -32,6 +32,7 @@ from perfmodel.hardware.system import System
 from perfmodel.model import MoEModel
 from perfmodel.point import Points, hardware_point
 from perfmodel.policies import POLICIES, Executor, Plan, PlanInputs, Policy
+from perfmodel.routing.replay import BatchOf
 from perfmodel.run import Run, make_replay, plan_run
 from perfmodel.scenario.inputs import check_layers, checked_tokens, load_input, named_policies
 from perfmodel.scenario.notes import labelled
@@ -60,6 +61,9 @@ def rank(
     *,
     prompt: int | None = None,
     output: int | None = None,
+    batch: int = 1,
+    batch_of: BatchOf = "sequences",
+    micro_batch: int | None = None,
     memory_budget_gb: float | None = None,
     by: str = "tpot_mean_s",
     losses: LossTable | str | os.PathLike[str] | None = None,
@@ -71,7 +75,8 @@ def rank(
 
     Parameters
     ----------
-    model, system, trace, prompt, output, losses, layers : as in `evaluate`; a loss table also by name or path.
+    model, system, trace, prompt, output, batch, batch_of, micro_batch, losses, layers : as in `evaluate`; a loss table
+        also by name or path.
     policies : policies or their texts; ``all``, the default, stands for every one with its defaults. The memory of a
         text is filled (see `Policy.at_capacity`) unless that changes an option that it spells out; a policy that is
         given as an object spells out all.
@@ -96,7 +101,7 @@ def rank(
     check_layers(layers)
     rules, labels = named_policies(_every(policies))
     rules, given = _with_bits(rules, labels, bits)
-    replay = make_replay(network, recorded, prompt, output, layers)
+    replay = make_replay(network, recorded, prompt, output, layers, batch, batch_of)
     if not replay.trace.has_decode:
         raise TraceError("the trace holds no decode step in some sequence, and decode is what is priced")
     used = losses_for(table, network)
@@ -107,7 +112,7 @@ def rank(
         filled = rule
         try:
             filled = at_capacity(rule, label, inputs)
-            run = plan_run(network, machine, replay, filled, losses=table)
+            run = plan_run(network, machine, replay, filled, losses=table, micro_batch=micro_batch)
             rows.append(_ranked(run, label, metric, inputs, known))
         except _DOES_NOT_APPLY as error:
             reason = " ".join(str(error).split()).replace(filled.spec, rule.name)

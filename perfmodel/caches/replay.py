@@ -15,6 +15,7 @@ from perfmodel.caches.checks import (
 )
 from perfmodel.caches.on_demand import on_demand
 from perfmodel.caches.settings import RULES, ExpertCache
+from perfmodel.caches.steps import Requests, by_token, foretold, requests, sum_scores
 from perfmodel.errors import PolicyError, TraceError
 from perfmodel.kernels.cache import (
     AHEAD_HIGH,
@@ -78,6 +79,7 @@ def replay_cache(
     scores: NDArray[np.floating[Any]] | None = None,
     likelihood: NDArray[np.floating[Any]] | None = None,
     match: NDArray[np.int64] | None = None,
+    batch: int = 1,
 ) -> CacheReplay:
     """Replay a cache over decode steps, see the module for the rules.
 
@@ -97,6 +99,9 @@ def replay_cache(
     scores : [T, L, k], gate weight of every pick, needed by rule "recent-score"
     likelihood : [N, L, E], likelihoods of activation for rule "activation"; None: shares of the uses so far
     match : int64 [T], which of the N holds in a step; None where N is 1
+    batch : tokens of a decode step, which stand one after another in all these arrays and ask together, see
+        ``caches/steps.py``. Then ``kept`` is said of the first pick of an expert in a step, what is wasted of the first
+        token, and that of the first token holds of ``match``.
 
     Raises
     ------
@@ -106,32 +111,41 @@ def replay_cache(
     ids = checked_ids("ids", ids, num_experts)
     steps, layers, _ = ids.shape
     bounds = checked_offsets(offsets, steps)
+    if (bounds % batch).any():
+        raise TraceError(f"batch is {batch}, expected a number that divides the tokens of every sequence")
     if cache.rule == "belady" and (wanted is not None or predicted is not None):
         what = "wanted precisions" if wanted is not None else "predictions"
         raise PolicyError(f"cache: rule belady is the bound of caches on demand at one precision; {what} are given")
     if cache.rule == "recent-score" and scores is None:
         raise TraceError("scores are missing, rule recent-score needs the gate weight of every pick")
-    wants = checked_wanted("wanted", wanted, ids.shape)
+    shape = ids.shape
+    wants = checked_wanted("wanted", wanted, shape)
     ahead = np.empty((steps, layers, 0), np.uint16)
     if predicted is not None:
         ahead = checked_ids("predicted", predicted, num_experts)
         check_shape("predicted", ahead, (steps, layers, None))
-        if ahead.shape[2] > 255:
-            raise TraceError(f"predicted has {ahead.shape[2]} experts a step and layer, at most 255")
     elif predicted_wanted is not None:
         raise TraceError("predicted_wanted is given without predicted")
     ahead_wants = checked_wanted("predicted_wanted", predicted_wanted, ahead.shape)
+    asked = None
+    if batch > 1:
+        asked = requests(ids, wants, num_experts, batch)
+        ahead, ahead_wants = foretold(ahead, ahead_wants, num_experts, batch)
+        ids, wants, bounds, steps = asked.ids, asked.wanted, bounds // batch, steps // batch
+    if ahead.shape[2] > 255:
+        raise TraceError(f"predicted has {ahead.shape[2]} experts a step and layer, at most 255")
     first = np.empty((1, layers, 0), np.uint16)
     if initial is not None:
         first = checked_ids("initial", initial, num_experts)
         check_shape("initial", first, ((1, len(bounds) - 1), layers, None))
     gates = np.empty((0, 0, 0))
     if scores is not None:
-        gates = checked_numbers("scores", scores, ids.shape)
+        gates = checked_numbers("scores", scores, shape)
+        gates = gates if asked is None else sum_scores(gates, asked.place, batch)
     chances, rows = np.empty((0, 0, 0)), np.zeros(0, np.int64)
     if likelihood is not None:
         chances = checked_numbers("likelihood", likelihood, (None, layers, num_experts))
-        rows = checked_match(match, steps, len(chances))
+        rows = np.ascontiguousarray(checked_match(match, shape[0], len(chances))[::batch])
     elif match is not None:
         raise TraceError("match is given without likelihood")
     if cache.persistent:
@@ -139,7 +153,7 @@ def replay_cache(
     if wanted is None and predicted is None:
         found = on_demand(ids, bounds, first, num_experts, cache)
         if found is not None:
-            return CacheReplay(*found, *np.zeros((2, steps, layers), np.uint8))
+            return _by_pick(CacheReplay(*found, *np.zeros((2, steps, layers), np.uint8)), asked, batch)
     outcome, kept, wasted = replay(
         ids,
         wants,
@@ -159,4 +173,13 @@ def replay_cache(
         cache.capacity_low is None,
         cache.protected,
     )
-    return CacheReplay(outcome, kept, wasted[..., 0], wasted[..., 1])
+    return _by_pick(CacheReplay(outcome, kept, wasted[..., 0], wasted[..., 1]), asked, batch)
+
+
+def _by_pick(found: CacheReplay, asked: Requests | None, batch: int) -> CacheReplay:
+    """What became of the picks of every token, from what became of the requests of every step."""
+    if asked is None:
+        return found
+    wasted = np.zeros((2, len(found.outcome) * batch, found.outcome.shape[1]), np.uint8)
+    wasted[:, ::batch] = found.wasted_high, found.wasted_low
+    return CacheReplay(asked.each_token(found.outcome, batch), by_token(found.kept, batch), *wasted)

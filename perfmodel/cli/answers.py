@@ -94,6 +94,9 @@ def scenario_of(options: argparse.Namespace, policies: tuple[str, ...]) -> Any:
         output=options.output,
         losses=options.loss,
         layers=options.layers,
+        batch=options.batch,
+        batch_of=options.batch_of,
+        micro_batch=options.micro_batch,
     )
 
 

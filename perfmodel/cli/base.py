@@ -102,6 +102,16 @@ def add_scenario(
         )
     parser.add_argument("--prompt", type=int, metavar="N", help="prompt tokens of every sequence (default: recorded)")
     parser.add_argument("--output", type=int, metavar="N", help="decode steps of every sequence (default: recorded)")
+    parser.add_argument(
+        "--batch", type=int, default=None if from_file else 1, metavar="N", help="tokens of a decode step (default 1)"
+    )
+    parser.add_argument(
+        "--batch-of",
+        choices=["sequences", "tokens"],
+        default=None if from_file else "sequences",
+        help="a step's tokens are the next of as many sequences, or follow one another (default sequences)",
+    )
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="tokens of a prefill pass (default: one pass)")
     parser.add_argument("--layers", choices=["cycle"], help="replay a trace that has another number of layers")
     parser.add_argument("--loss", "--losses", metavar="FILE", help="loss table (.npz; widths up to 4 bits are used)")
 

@@ -44,8 +44,9 @@ def _compare(options: argparse.Namespace) -> int:
     trace = load_trace(options.trace)
     losses = None if options.loss is None else LossTable.load(options.loss)
     table = losses_for(losses, model)  # refuses another model's before any work
-    replay = make_replay(model, trace, options.prompt, options.output, options.layers)
-    runs = [plan_run(model, system, replay, text, losses=losses) for text in texts]
+    how = options.layers, options.batch, options.batch_of
+    replay = make_replay(model, trace, options.prompt, options.output, *how)
+    runs = [plan_run(model, system, replay, text, losses=losses, micro_batch=options.micro_batch) for text in texts]
     evaluations = [run.price() for run in runs]
     differences = [_check(run, one) for run, one in zip(runs, evaluations, strict=True)] if options.check else None
     if options.plot is not None:

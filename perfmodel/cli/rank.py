@@ -74,6 +74,9 @@ def _rank(options: argparse.Namespace) -> int:
             _policies(options.policies),
             prompt=options.prompt,
             output=options.output,
+            batch=options.batch,
+            batch_of=options.batch_of,
+            micro_batch=options.micro_batch,
             memory_budget_gb=options.memory_budget,
             by=options.by,
             losses=options.loss,
@@ -155,7 +158,8 @@ def ranking(found: Ranking) -> str:
             rows.append([str(place), one.label, *cells])
     parts = [
         f"{found.model.name} on {found.system.name} with {found.memory_gb:g} GB of GPU memory; routing of {first.trace}"
-        f" ({first.trace_source}); mean prompt {first.prompt_tokens:g}, output {first.output_tokens:g} tokens, batch 1",
+        f" ({first.trace_source}); mean prompt {first.prompt_tokens:g}, output {first.output_tokens:g} tokens,"
+        f" {first.batch_text}",
         f"sorted by {found.metric.name} ({found.metric.meaning}; {found.metric.better} is better)",
         *(
             [f"set: {', '.join(f'{key}={_text(value)}' for key, value in found.values.items())}"]

@@ -14,11 +14,14 @@ if TYPE_CHECKING:
 _EPILOG = """\
 VALUES is a list a,b,c or a range start:stop:count[:log] with both ends included; with --sample also low:high[:log].
 Axes are any number of the system spec (link.bandwidth_gb_per_s), any option of the policies (policy.mean_bits), and
-policy, workload.prompt, workload.output, model, trace, system, loss. Policies and files may be separated
-by ';' instead; a text that ends in ';' is a single one.
+policy, workload.prompt, workload.output, workload.batch, workload.micro_batch, model, trace, system, loss. Policies
+and files may be separated by ';' instead; a text that ends in ';' is a single one.
 """
 #: Options that are called like the parameters of `perfmodel.sweep`.
-_SAME_NAMES = ("model", "system", "trace", "policy", "prompt", "output", "layers", "zip", "cases", "sample", "dtype")
+_SAME_NAMES = (
+    "model", "system", "trace", "policy", "prompt", "output", "batch", "batch_of", "micro_batch", "layers", "zip",
+    "cases", "sample", "dtype",
+)  # fmt: skip
 #: Options that say nothing about the scenario.
 _NOT_LISTED = (
     "axis", "zip", "cases", "sample", "metric", "dtype", "out", "resume", "overwrite", "dask", "threads", "memory_gb",

@@ -1,7 +1,7 @@
 """Decode steps of several tokens: which experts a step runs, each once, and with how many of its tokens."""
 
 # The compiler infers the types of kernels.
-# mypy: allow-untyped-defs
+# mypy: allow-untyped-defs, allow-untyped-calls
 
 import numpy as np
 from numba import types
@@ -10,6 +10,9 @@ from perfmodel.kernels._jit import loop, read_only
 
 #: Mixes the entries of a row into the place where it is looked for first.
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+#: So many entries of a row are sorted by moving each to its place.
+_FEW = 48
 
 
 @loop(
@@ -82,8 +85,14 @@ def number_steps(picks, ids, copies, form, num_ids, batch):
                         of_class[num], of_tokens[num] = c, 1
                         num += 1
             for i in range(num):
-                kind[i] = of_class[i] * base + base - 1 - of_tokens[i]
-            kind[:num].sort()
+                new = of_class[i] * base + base - 1 - of_tokens[i]
+                at = i
+                while num <= _FEW and at > 0 and kind[at - 1] > new:
+                    kind[at] = kind[at - 1]
+                    at -= 1
+                kind[at] = new
+            if num > _FEW:
+                kind[:num].sort()
             entries = 0
             for i in range(num):
                 if entries > 0 and kind[entries - 1] == kind[i]:
@@ -130,3 +139,44 @@ def number_steps(picks, ids, copies, form, num_ids, batch):
                     table[at] = n
     end = offsets[num_rows]
     return row, offsets[: num_rows + 1].copy(), kinds[:end].copy(), count[:end].copy()
+
+
+@loop(
+    types.Tuple((types.int32[:, :, ::1], types.uint16[:, :, ::1], types.uint8[:, :, ::1]))(
+        read_only(types.uint16[:, :, ::1]), read_only(types.uint8[:, :, ::1]), types.int64
+    )
+)
+def ask_once(ids, wanted, num_experts):
+    """The picks of every step and layer with every expert but once, where it stands first.
+
+    Parameters
+    ----------
+    ids : uint16 [S, L, n], picks of a step; from ``num_experts`` on no pick.
+    wanted : uint8 [S, L, n], or empty; the smallest of an expert's is what the step wants.
+
+    Returns
+    -------
+    place [S, L, n] : where the expert of each pick stands first, -1 for no pick.
+    asked [S, L, n] : the picks, 65535 where the expert stands before.
+    wants [S, L, n] : what they want; as empty as ``wanted``.
+    """
+    steps, layers, width = ids.shape
+    place = np.full(ids.shape, -1, np.int32)
+    asked = np.full(ids.shape, 65535, np.uint16)
+    wants = wanted.copy()
+    seen, first = np.full(num_experts, -1, np.int64), np.empty(num_experts, np.int32)
+    for step in range(steps):
+        for layer in range(layers):
+            cell = step * layers + layer
+            for i in range(width):
+                expert = ids[step, layer, i]
+                if expert >= num_experts:
+                    continue
+                if seen[expert] != cell:
+                    seen[expert], first[expert] = cell, i
+                    asked[step, layer, i] = expert
+                place[step, layer, i] = first[expert]
+                if wanted.shape[0] > 0:
+                    at = first[expert]
+                    wants[step, layer, at] = min(wants[step, layer, at], wanted[step, layer, i])
+    return place, asked, wants

@@ -169,11 +169,12 @@ def _pipeline(priced, work, first, last, row_work, row_count, rows, at):
         a, count = row_work[i], row_count[i]
         fetched = work[a, EXECUTOR] == ON_GPU_AFTER_FETCH
         if work[a, WHEN] == NOW and (fetched or work[a, EXECUTOR] == COPIED):
+            one_of = min(1.0, count)  # the mean pass of a prefill may hold a part of an expert
             for b in range(BLOCK):
-                copy, compute = priced[a, LINK, b], priced[a, GPU, b]
+                copy, compute = one_of * priced[a, LINK, b], one_of * priced[a, GPU, b]
                 one = copied[b] + copy + left[b]
-                copied[b] += count * copy
-                left[b] -= count * compute
+                copied[b] += count * priced[a, LINK, b]
+                left[b] -= count * priced[a, GPU, b]
                 rows[at, _PIPED, b] = max(rows[at, _PIPED, b], one, copied[b] + compute + left[b])
 
 

@@ -53,6 +53,7 @@ class CopiedAhead(CachedExperts):
             self._cache(inputs.model, slots),
             wanted=wanted,
             initial=self._initial(inputs),
+            batch=inputs.replay.batch.tokens,
         )
         absent = (found.outcome[..., :width] == NOT_RUN) & (wrong != NO_EXPERT)
         outcome = np.ascontiguousarray(found.outcome[..., width:])

@@ -141,6 +141,7 @@ class CachedExperts(Policy):
             inputs.model.num_experts,
             self._cache(inputs.model, slots),
             initial=self._initial(inputs),
+            batch=inputs.replay.batch.tokens,
             **self._requests(inputs),
         )
 

@@ -37,6 +37,7 @@ from perfmodel.policies.base import (
 from perfmodel.policies.costs import COST_KEYS, ExpertCosts, expert_costs, need_cpu
 from perfmodel.policies.host import Prefill
 from perfmodel.policies.hosted import HostedExperts, most_used, split_prefill
+from perfmodel.routing.batches import of_picks, tokens_of_steps
 
 #: Published costs of a token on the CPU and of a copy, in the same unit.
 CPU_PER_TOKEN, COPY = 7.0, 70.0
@@ -90,9 +91,7 @@ class Fiddler(HostedExperts):
             use = self.use_of_others(inputs)
             hot, notes = most_used(use.counts, count), use.notes
         table = ClassTable()
-        decode = self._costs(inputs, 1)
-        copied = bool(decode.cpu_s[1] > decode.copy_s + decode.gpu_s[1])
-        picks = self.pick_classes(inputs, hot, table, Executor.FETCH if copied else Executor.CPU)
+        picks, copied = self._decode(inputs, hot, table)
         prefill = self._prefill(inputs, hot, table)
         kept: dict[str, Any] = self.residency(model, inputs.most_gpu_experts)._asdict()
         return make_plan(
@@ -108,10 +107,21 @@ class Fiddler(HostedExperts):
             notes=(
                 self.placed_note(inputs, hot),
                 *notes,
-                f"missing experts {'are copied' if copied else 'run on the CPU'} in decode, by costs={self.costs}"
-                f" at {bits:g} bits",
+                f"missing experts {copied} in decode, by costs={self.costs} at {bits:g} bits",
             ),
         )
+
+    def _decode(self, inputs: PlanInputs, hot: NDArray[np.bool_], table: ClassTable) -> tuple[NDArray[np.uint8], str]:
+        """Class of every pick, and what becomes of missing experts in words."""
+        replay = inputs.replay
+        costs = self._costs(inputs, replay.batch.tokens)
+        copy = costs.cpu_s > costs.copy_s + costs.gpu_s
+        if replay.batch.tokens == 1 or copy[1:].all() or not copy[1:].any():
+            missing = Executor.FETCH if copy[1] else Executor.CPU
+            return self.pick_classes(inputs, hot, table, missing), "are copied" if copy[1] else "run on the CPU"
+        on_cpu, copied = (self.pick_classes(inputs, hot, table, where) for where in (Executor.CPU, Executor.FETCH))
+        tokens = of_picks(tokens_of_steps(replay), replay, 0)
+        return np.where(copy[tokens], copied, on_cpu), "run on the CPU or are copied, by their tokens in the step,"
 
     def _prefill(self, inputs: PlanInputs, hot: NDArray[np.bool_], table: ClassTable) -> Prefill:
         tokens = prefill_counts(inputs)

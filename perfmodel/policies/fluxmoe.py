@@ -14,9 +14,12 @@ may stay. Source: arXiv 2604.02715, read from a summary.
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from perfmodel.policies.base import PlanInputs
 from perfmodel.policies.costs import COST_KEYS, expert_costs
 from perfmodel.policies.streamed import StreamedExperts
+from perfmodel.routing.batches import tokens_of_steps
 
 #: Below this ratio of computing to loading more experts stay on the GPU.
 _LEAST_RATIO = 0.9
@@ -38,8 +41,12 @@ class FluxMoE(StreamedExperts):
         most = self.residents(inputs.model, inputs.most_gpu_experts)
         if self.gpu_experts is not None:
             return most
-        costs = expert_costs(inputs.model, inputs.system, 1, float(inputs.model.expert_bits))
-        computing = inputs.model.top_k * float(costs.gpu_s[0])
+        size = inputs.replay.batch.tokens
+        costs = expert_costs(inputs.model, inputs.system, np.arange(size + 1.0), float(inputs.model.expert_bits))
+        computing = inputs.model.top_k * float(costs.gpu_s[1])
+        if size > 1:
+            counts = tokens_of_steps(inputs.replay)
+            computing = float(np.where(counts > 0, costs.gpu_s[counts], 0.0).sum(axis=2).mean())
         experts = inputs.model.num_experts
         for residents in range(most):
             if computing >= _LEAST_RATIO * (experts - residents) * costs.copy_s:

@@ -169,6 +169,7 @@ class Hobbit(Policy):
             ),
             wanted=wanted,
             initial=initial,
+            batch=inputs.replay.batch.tokens,
             **ahead,
         )
 

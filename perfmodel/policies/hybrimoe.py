@@ -53,6 +53,7 @@ from perfmodel.policies.costs import COST_KEYS, expert_costs, need_cpu
 from perfmodel.policies.host import Prefill, host_prefill
 from perfmodel.policies.hosted import HostedExperts, split_prefill
 from perfmodel.routing import prediction, statistics
+from perfmodel.routing.batches import of_picks, tokens_of_steps
 
 
 class _Table(NamedTuple):
@@ -207,8 +208,31 @@ class HybriMoE(HostedExperts):
             ExpertCache(slots, "recent-score"),
             initial=start.order,
             scores=replay.decode_weights,
+            batch=replay.batch.tokens,
             **more,
         )
+
+    def _copied(
+        self, inputs: PlanInputs, there: NDArray[np.bool_], missed: NDArray[np.bool_], decide: _Table
+    ) -> NDArray[np.bool_]:
+        """Which misses are copied [T, L, k], from which picks find their expert ``there`` and which do not."""
+        replay = inputs.replay
+        if replay.batch.tokens == 1:
+            wanted = decide.copied[there.sum(axis=2), missed.sum(axis=2)]
+            ids = np.where(missed, replay.decode_ids.astype(np.int64), -1)
+            above = (ids[..., None, :] > ids[..., :, None]).sum(axis=-1)
+            return np.asarray(missed & (above < wanted[..., None]))
+        tokens = tokens_of_steps(replay)
+        resident = np.zeros(tokens.shape, np.bool_)
+        token, layer, pick = np.nonzero(there)
+        resident[token // replay.batch.tokens, layer, replay.decode_ids[token, layer, pick]] = True
+        costs = expert_costs(
+            inputs.model, inputs.system, np.arange(replay.batch.tokens + 1.0), self._bits(inputs.model)
+        )
+        flat = (-1, tokens.shape[-1])
+        split, _ = hybrid_split(tokens.reshape(flat), resident.reshape(flat), costs.gpu_s, costs.cpu_s, costs.copy_s)
+        where = of_picks(split.reshape(tokens.shape), replay, Executor.SKIP)
+        return np.asarray(missed & (where == Executor.FETCH))
 
     def _work(
         self, inputs: PlanInputs, found: CacheReplay, decide: _Table, table: ClassTable
@@ -218,10 +242,7 @@ class HybriMoE(HostedExperts):
         ahead = found.outcome == AHEAD_HIGH
         hit = found.outcome == HIT_HIGH
         missed = assigned & ~hit & ~ahead
-        wanted = decide.copied[(hit | ahead).sum(axis=2), missed.sum(axis=2)]
-        ids = np.where(missed, inputs.replay.decode_ids.astype(np.int64), -1)
-        above = (ids[..., None, :] > ids[..., :, None]).sum(axis=-1)
-        copied = missed & (above < wanted[..., None])
+        copied = self._copied(inputs, hit | ahead, missed, decide)
         works = (
             (hit, WorkClass(Executor.GPU, bits)),
             (ahead, WorkClass(Executor.FETCH, bits, when=When.AHEAD)),

@@ -175,6 +175,7 @@ class LlamaCpp(HostedExperts):
             inputs.model.num_experts,
             ExpertCache(split.slots, rule),
             initial=initial,
+            batch=inputs.replay.batch.tokens,
         )
 
     def _cached(

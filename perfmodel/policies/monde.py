@@ -43,6 +43,7 @@ from perfmodel.policies.base import (
     require_experts,
     split_count,
 )
+from perfmodel.routing import Replay
 
 Reading = Literal["one", "balance", "all-ndp"]
 
@@ -82,13 +83,14 @@ class Monde(Policy):
         return np.asarray(assigned & (rank < wanted))
 
     def _hits(
-        self, ids: NDArray[Any], copied: NDArray[np.bool_], offsets: NDArray[np.int64], num_experts: int
+        self, ids: NDArray[Any], copied: NDArray[np.bool_], replay: Replay, num_experts: int
     ) -> NDArray[np.bool_]:
         """Which copied picks are still on the GPU from an earlier step of the same sequence [T, L, k]."""
         if self.resident == 0:
             return np.zeros_like(copied)
         asked = np.where(copied, ids, NO_EXPERT).astype(np.uint16)
-        found = replay_cache(asked, offsets, num_experts, ExpertCache(self.resident, protected=False))
+        cache = ExpertCache(self.resident, protected=False)
+        found = replay_cache(asked, replay.decode_offsets, num_experts, cache, batch=replay.batch.tokens)
         return np.asarray(found.outcome == HIT_HIGH)
 
     def residency(self, model: MoEModel, most_gpu_experts: float, losses: LossTable | None = None) -> Residency:
@@ -103,7 +105,7 @@ class Monde(Policy):
         full = float(model.expert_bits)
         ids, assigned = inputs.replay.decode_ids, inputs.replay.assigned
         copied = self._copied(inputs, assigned)
-        hits = self._hits(ids, copied, inputs.replay.decode_offsets, model.num_experts)
+        hits = self._hits(ids, copied, inputs.replay, model.num_experts)
         table = ClassTable()
         picks = np.full(ids.shape, table.number(WorkClass(Executor.NDP, full)), np.uint8)
         num_copied, num_hits = int(np.count_nonzero(copied)), int(np.count_nonzero(hits))

@@ -133,16 +133,23 @@ class Pimoe(Policy):
         )
 
     def _decode(self, inputs: PlanInputs, hot: NDArray[np.bool_]) -> NDArray[np.uint8]:
-        """Executor of every pick [T, L, k]; one sequence at a time, since tokens of all experts take much memory."""
+        """Executor of every pick [T, L, k], by the tokens of its step.
+
+        One sequence at a time, since tokens of all experts take much memory.
+        """
         ids, experts = inputs.replay.decode_ids, hot.shape[-1]
         found = np.empty(ids.shape, np.uint8)
-        layers = ids.shape[1]
+        layers, size = ids.shape[1], inputs.replay.batch.tokens
         for s, (first, stop) in enumerate(pairwise(inputs.replay.decode_offsets.tolist())):
             own = ids[first:stop].astype(np.int64)
-            tokens = np.zeros((stop - first, layers, experts + 1), np.int64)
-            np.put_along_axis(tokens, own, 1, axis=-1)
-            resident = np.broadcast_to(hot[s], (stop - first, layers, experts)).reshape(-1, experts)
+            steps = (stop - first) // size
+            tokens = np.zeros((steps, layers, experts + 1), np.int64)
+            for token in range(size):
+                picked = np.zeros_like(tokens)
+                np.put_along_axis(picked, own[token::size], 1, axis=-1)
+                tokens += picked
+            resident = np.broadcast_to(hot[s], (steps, layers, experts)).reshape(-1, experts)
             split = self._split(inputs, tokens[..., :-1].reshape(-1, experts), resident)
-            padded = np.pad(split.reshape(stop - first, layers, experts), ((0, 0), (0, 0), (0, 1)), constant_values=3)
-            found[first:stop] = np.take_along_axis(padded, own, axis=-1)
+            padded = np.pad(split.reshape(steps, layers, experts), ((0, 0), (0, 0), (0, 1)), constant_values=3)
+            found[first:stop] = np.take_along_axis(np.repeat(padded, size, axis=0), own, axis=-1)
         return found

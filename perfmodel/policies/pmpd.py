@@ -96,6 +96,7 @@ class Pmpd(Policy):
         numbers = [table.number(WorkClass(executor, width, width < full)) for width in self._widths(model)]
         lengths = np.diff(inputs.replay.decode_offsets)
         position = np.arange(lengths.sum()) - np.repeat(inputs.replay.decode_offsets[:-1], lengths)
+        position //= inputs.replay.batch.sequences
         stage = np.searchsorted([start for _, start in self.steps()], position, side="right") - 1
         ids = inputs.replay.decode_ids
         picks = np.broadcast_to(np.array(numbers, np.uint8)[stage, None, None], ids.shape).copy()

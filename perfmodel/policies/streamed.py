@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.bitwidth import LossTable
 from perfmodel.model import MoEModel
@@ -83,7 +84,8 @@ class StreamedExperts(Policy):
             picks[ids < residents] = table.number(WorkClass(Executor.GPU, bits))
         if not assigned.all():
             picks[~assigned] = table.number(WorkClass(Executor.SKIP, bits))
-        unused = model.num_experts - residents - (assigned & (ids >= residents)).sum(axis=2)
+        unused = model.num_experts - residents - self._asked(inputs, residents)
+        unused[np.arange(len(unused)) % inputs.replay.batch.tokens > 0] = 0  # a step copies them once
         columns = [
             (unused == number, WorkClass(Executor.COPY, bits * number, when=When.AHEAD))
             for number in np.unique(unused).tolist()
@@ -103,6 +105,21 @@ class StreamedExperts(Policy):
             **kept._asdict(),
             notes=(
                 f"{residents} of {model.num_experts} experts a layer stay on the GPU; the other"
-                f" {model.num_experts - residents} are copied in every step, for one sequence alone",
+                f" {model.num_experts - residents} are copied in every step,"
+                f" for {_who(inputs.replay.batch.sequences)}",
             ),
         )
+
+    def _asked(self, inputs: PlanInputs, residents: int) -> NDArray[np.int64]:
+        """Different experts beyond the residents that the step of every token picks [T, L]."""
+        ids, size = inputs.replay.decode_ids, inputs.replay.batch.tokens
+        if size == 1:
+            return np.asarray((inputs.replay.assigned & (ids >= residents)).sum(axis=2))
+        counts = np.zeros((len(ids) // size, ids.shape[1]), np.int64)
+        for expert in range(residents, inputs.model.num_experts):
+            counts += (ids == expert).any(axis=2).reshape(-1, size, ids.shape[1]).any(axis=1)
+        return np.repeat(counts, size, axis=0)
+
+
+def _who(sequences: int) -> str:
+    return "one sequence alone" if sequences == 1 else f"{sequences} sequences together"

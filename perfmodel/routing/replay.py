@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,23 @@ from perfmodel.errors import TraceError
 from perfmodel.routing.checks import as_count, as_int64
 from perfmodel.routing.npz import MAX_BYTES, shown
 from perfmodel.routing.trace import UNNAMED, RoutingTrace
+
+BatchOf = Literal["sequences", "tokens"]
+
+
+class Batch(NamedTuple):
+    """What one decode step is.
+
+    tokens : how many it runs [1]. of : the next token of as many sequences, or consecutive tokens of one sequence.
+    """
+
+    tokens: int = 1
+    of: BatchOf = "sequences"
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that are decoded at the same time [1]."""
+        return self.tokens if self.of == "sequences" else 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,17 +41,23 @@ class Replay:
     Parameters
     ----------
     trace : the rows to replay, with the model's layers
-    context_start : int64 [S], tokens of context before the first decode step of each sequence
+    context_start : int64 [S], tokens of context before the first decode step of each sequence; of sequences in a batch
+        their mean, float64
     notes : sentences that say what was truncated, cycled, mapped or is not a recording of this model
+    batch : what one decode step is; the trace holds its tokens one after another, see ``routing/batches.py``
+    members : int64 [S, B], context before the first decode step of every sequence in a batch, None without batches of
+        sequences
     """
 
     trace: RoutingTrace
-    context_start: NDArray[np.int64]
+    context_start: NDArray[Any]
     notes: tuple[str, ...]
+    batch: Batch = Batch()
+    members: NDArray[np.int64] | None = None
 
     def __reduce__(self) -> tuple[type["Replay"], tuple[Any, ...]]:
         # Without what was derived, which is larger than the trace and quickly made again.
-        return type(self), (self.trace, self.context_start, self.notes)
+        return type(self), (self.trace, self.context_start, self.notes, self.batch, self.members)
 
     @functools.cached_property
     def decode_offsets(self) -> NDArray[np.int64]:
@@ -84,7 +107,18 @@ class Replay:
     @functools.cached_property
     def max_context(self) -> int:
         """Longest context that any sequence reaches [tokens]."""
-        return int((self.context_start + np.diff(self.decode_offsets)).max())
+        tokens = np.diff(self.decode_offsets)
+        if self.members is not None:
+            return int((self.members.max(axis=1) + tokens // self.batch.tokens).max())
+        return int((self.context_start + tokens).max())
+
+
+def checked_batch(batch: object, batch_of: object) -> Batch:
+    """What a decode step is, from what was asked for; TraceError for anything but a count >= 1 and a known word."""
+    if not isinstance(batch_of, str) or batch_of not in get_args(BatchOf):
+        raise TraceError(f"batch_of: found {shown(batch_of)}, allowed 'sequences' or 'tokens'")
+    kind: BatchOf = "tokens" if batch_of == "tokens" else "sequences"
+    return Batch(as_count("batch", batch, 1, None), kind)
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
@@ -116,13 +150,13 @@ def replay_trace(
     unprompted = own_prompt == 0
     if prompt is not None:
         prompt = as_count("prompt", prompt, 1, None)
-        _check_size(mapped, prompt, mapped.num_layers)
+        check_size(mapped, prompt, mapped.num_layers)
         new_prompt = np.where(unprompted, 0, prompt)
         context = np.full_like(own_prompt, prompt)
         notes += _length_note("prompts", own_prompt[~unprompted], prompt)
     if output is not None:
         output = as_count("output", output, 1, None)
-        _check_size(mapped, output, mapped.num_layers)
+        check_size(mapped, output, mapped.num_layers)
         lacking = np.flatnonzero(own_output == 0)
         if len(lacking):
             raise TraceError(
@@ -138,7 +172,7 @@ def replay_trace(
         notes.append(f"{unprompted.sum()} of {trace.num_sequences} sequences have no recorded prompt: {length}")
 
     if prompt is not None or output is not None:
-        _check_size(mapped, int(new_prompt.sum() + new_output.sum()), mapped.num_layers)
+        check_size(mapped, int(new_prompt.sum() + new_output.sum()), mapped.num_layers)
         starts = trace.sequence_offsets[:-1]
         rows = [
             np.concatenate(
@@ -159,7 +193,7 @@ def replay_trace(
     return Replay(mapped, context, tuple(notes))
 
 
-def _check_size(trace: RoutingTrace, tokens: int, layers: int) -> None:
+def check_size(trace: RoutingTrace, tokens: int, layers: int) -> None:
     most = MAX_BYTES // (layers * trace.top_k * (trace.topk_ids.itemsize + 4))
     if tokens > most:
         raise TraceError(
@@ -187,7 +221,7 @@ def _on_layers(
             f"the trace of {trace.metadata['model']} has {trace.num_layers} MoE layers, the model has "
             f"{count}; to replay the recorded ones in turn on them, pass layers='cycle' (--layers cycle)"
         )
-    _check_size(trace, trace.num_tokens, count)
+    check_size(trace, trace.num_tokens, count)
     mapped = trace.map_layers(np.arange(count) % trace.num_layers, index)
     how = " cycled" if count > trace.num_layers else ""
     recorded = _span(trace.layer_index[:count])

@@ -74,6 +74,8 @@ FIXED_AXES = {
         _words("loss", "loss", "loss table"),
         AxisInfo("workload.prompt", "workload", "token", 1, None, True, True, (), "prompt tokens"),
         AxisInfo("workload.output", "workload", "token", 1, None, True, True, (), "output tokens"),
+        AxisInfo("workload.batch", "workload", "token", 1, None, True, True, (), "tokens of a decode step"),
+        AxisInfo("workload.micro_batch", "workload", "token", 1, None, True, True, (), "tokens of a prefill pass"),
     )
 }
 #: Axes whose values are names or paths of files.

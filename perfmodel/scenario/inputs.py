@@ -17,11 +17,15 @@ from perfmodel.hardware.base import shown
 from perfmodel.model import MoEModel
 from perfmodel.policies import Policy, parse_policy
 from perfmodel.routing import RoutingTrace
+from perfmodel.routing.replay import BatchOf, checked_batch
 from perfmodel.scenario.numbers import plain, whole
 
 #: What is priced where nothing is said: the published systems.
 DEFAULT_MODEL, DEFAULT_SYSTEM, DEFAULT_TRACE = "mixtral-8x7b", "h100-cxl2-ndp", "tiny-mixtral-32l-mini"
 DEFAULT_POLICIES = ("monde", "hobbit", "context-aware:mean_bits=3", "context-aware:mean_bits=2")
+
+#: What of a scenario says how its trace is replayed and stepped through.
+WORKLOAD = ("prompt", "output", "batch", "batch_of", "micro_batch")
 
 _LOADERS: dict[str, Callable[[Any], Any]] = {
     "model": MoEModel.from_config,
@@ -97,6 +101,11 @@ def checked_tokens(name: str, given: object) -> int | None:
     if tokens is None or tokens < 1:
         raise PerfModelError(f"{name}: found {shown(plain(given))}, allowed a whole number of tokens from 1")
     return tokens
+
+
+def checked_batch_of(given: object) -> BatchOf:
+    """What the tokens of a decode step are; PerfModelError for anything but the two words."""
+    return checked_batch(1, given).of
 
 
 def check_layers(given: object) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from perfmodel.errors import PlacementError, PolicyError, SpecError
 from perfmodel.policies import Policy
 from perfmodel.routing import Replay
+from perfmodel.routing.replay import BatchOf
 from perfmodel.run import Run, make_replay, plan_run
 from perfmodel.scenario.inputs import load_input
 from perfmodel.scenario.memo import Memo
@@ -26,13 +27,18 @@ def replans(policy: Policy, key: str) -> bool:
 class Plans:
     """Plans by what decides them, the least recently used ones forgotten; for many threads.
 
-    own : the scenario's model, system, trace and loss table by kind. prompt, output, layers : its workload.
+    own : the scenario's model, system, trace and loss table by kind. workload : its values at the axes of the workload.
+    layers, batch_of : as in `evaluate`.
     """
 
     def __init__(
-        self, own: Mapping[str, Any], prompt: int | None, output: int | None, layers: Literal["cycle"] | None
+        self,
+        own: Mapping[str, Any],
+        workload: Mapping[str, int | None],
+        layers: Literal["cycle"] | None,
+        batch_of: BatchOf = "sequences",
     ) -> None:
-        self._own, self._workload, self._layers = own, (prompt, output), layers
+        self._own, self._workload, self._layers, self._batch_of = own, workload, layers, batch_of
         self._runs: Memo[Run] = Memo(_BUDGET, lambda run: _BESIDE + _TIMES * run.plan.picks.nbytes, INFEASIBLE)
         self._replays: Memo[Replay] = Memo(_BUDGET, lambda one: _BESIDE + _TIMES * one.trace.topk_ids.nbytes)
         self._files: Memo[Any] = Memo(float("inf"), lambda _: 0.0)
@@ -50,15 +56,20 @@ class Plans:
         model, system, losses = (self.file(kind, fixed.get(kind)) for kind in ("model", "system", "loss"))
         if planned:
             system = system.with_values(planned)
-        return plan_run(model, system, self._replay(fixed), rule, losses=losses)
+        micro = self._value(fixed, "micro_batch")
+        return plan_run(model, system, self._replay(fixed), rule, losses=losses, micro_batch=micro)
+
+    def _value(self, fixed: Mapping[str, Any], name: str) -> int | None:
+        """A number of the workload."""
+        found: int | None = fixed.get(f"workload.{name}", self._workload[name])
+        return found
 
     def _replay(self, fixed: Mapping[str, Any]) -> Replay:
         model, trace = fixed.get("model"), fixed.get("trace")
-        prompt = fixed.get("workload.prompt", self._workload[0])
-        output = fixed.get("workload.output", self._workload[1])
+        prompt, output, batch = (self._value(fixed, name) for name in ("prompt", "output", "batch"))
+        how = prompt, output, self._layers, batch or 1, self._batch_of
         return self._replays.get(
-            (model, trace, prompt, output),
-            lambda: make_replay(self.file("model", model), self.file("trace", trace), prompt, output, self._layers),
+            (model, trace, how), lambda: make_replay(self.file("model", model), self.file("trace", trace), *how)
         )
 
     def file(self, kind: str, reference: str | None) -> Any:

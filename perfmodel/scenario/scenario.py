@@ -23,13 +23,16 @@ from perfmodel.hardware.base import shown
 from perfmodel.model import MoEModel
 from perfmodel.policies import Policy, parse_policy
 from perfmodel.routing import RoutingTrace
+from perfmodel.routing.replay import BatchOf
 from perfmodel.run import Run
 from perfmodel.scenario.axis import FILES, AxisInfo, all_axes, axis_info, with_options
 from perfmodel.scenario.inputs import (
     DEFAULT_MODEL,
     DEFAULT_SYSTEM,
     DEFAULT_TRACE,
+    WORKLOAD,
     check_layers,
+    checked_batch_of,
     checked_tokens,
     content_hash,
     default_policies,
@@ -48,6 +51,7 @@ class Scenario:
 
     policies, labels : the policies, and what each is called: the text it was given as.
     prompt, output : tokens of every sequence [1], None for the recorded lengths. losses : None for the default table.
+    batch, batch_of, micro_batch : tokens of a decode step, and of a pass of the prefill, as in ``evaluate``.
     references : name or path of model, system, trace and loss table; None for what was given as an object.
     """
 
@@ -61,6 +65,9 @@ class Scenario:
     losses: LossTable | None = None
     layers: Literal["cycle"] | None = None
     references: Mapping[str, str | None] = field(default_factory=dict)
+    batch: int = 1
+    batch_of: BatchOf = "sequences"
+    micro_batch: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Without what is only remembered: plans, replays, files that axes name.
@@ -69,7 +76,8 @@ class Scenario:
     @functools.cached_property
     def _plans(self) -> Plans:
         own = {"model": self.model, "system": self.system, "trace": self.trace, "loss": self.losses}
-        return Plans(own, self.prompt, self.output, self.layers)
+        workload = {name: getattr(self, name) for name in ("prompt", "output", "batch", "micro_batch")}
+        return Plans(own, workload, self.layers, self.batch_of)
 
     @functools.cached_property
     def _axes(self) -> dict[object, AxisInfo]:
@@ -87,6 +95,9 @@ class Scenario:
         output: int | None = None,
         losses: LossTable | str | os.PathLike[str] | None = None,
         layers: Literal["cycle"] | None = None,
+        batch: int = 1,
+        batch_of: BatchOf = "sequences",
+        micro_batch: int | None = None,
     ) -> "Scenario":
         """A scenario from names, paths or objects.
 
@@ -104,7 +115,8 @@ class Scenario:
         references = {name: os.fsdecode(v) if isinstance(v, str | os.PathLike) else None for name, v in given.items()}
         return cls(
             loaded["model"], loaded["system"], loaded["trace"], policies, labels, prompt, output, loaded["loss"],
-            layers, references,
+            layers, references, checked_tokens("batch", batch) or 1, checked_batch_of(batch_of),
+            checked_tokens("micro_batch", micro_batch),
         )  # fmt: skip
 
     # ---- provenance ----
@@ -121,6 +133,9 @@ class Scenario:
             "policy": list(self.labels),
             "prompt": self.prompt,
             "output": self.output,
+            "batch": self.batch,
+            "batch_of": self.batch_of,
+            "micro_batch": self.micro_batch,
             "layers": self.layers,
             "loss": None if self.losses is None else loss,
         }
@@ -135,7 +150,7 @@ class Scenario:
             raise PerfModelError(
                 f"scenario: its {' and '.join(lost)} existed in memory only; build the scenario from the same objects"
             )
-        rest = {name: data.get(name) for name in ("prompt", "output", "layers")}
+        rest = {name: data[name] for name in (*WORKLOAD, "layers") if data.get(name) is not None}
         return cls.of(data["model"], data["system"], data["trace"], data["policy"], losses=data.get("loss"), **rest)
 
     def content(self) -> dict[str, str | None]:

@@ -12,6 +12,7 @@ from perfmodel import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.base import shown
 from perfmodel.hardware.files import path_text
+from perfmodel.routing.replay import BatchOf
 from perfmodel.scenario.numbers import plain, real, whole
 from perfmodel.sweeps import cluster
 from perfmodel.sweeps.check import check_disk, check_inputs, check_memory
@@ -40,6 +41,9 @@ def sweep(
     metrics: str | Sequence[str] = DEFAULT_METRICS,
     prompt: int | None = None,
     output: int | None = None,
+    batch: int = 1,
+    batch_of: BatchOf = "sequences",
+    micro_batch: int | None = None,
     layers: Literal["cycle"] | None = None,
     losses: Any = None,
     dtype: DTypeName = "float64",
@@ -58,12 +62,13 @@ def sweep(
     model, system, trace : names, paths or objects; by default mixtral-8x7b, h100-cxl2-ndp and the bundled recording.
     policy : one or several, as texts or objects; by default the published systems that run on the system.
     prompt, output : tokens of every sequence [1]; by default the recorded lengths.
+    batch, batch_of, micro_batch : tokens of a decode step, and of a pass of the prefill, as in ``evaluate``.
     layers : ``"cycle"`` to replay a trace that has another number of layers.
     losses : loss table: a path or an object; by default the bundled one. As an axis it is called ``loss``.
     axes : values by axis: a list, or a text such as ``"16:128:8"`` (start:stop:count, both ends included) or
         ``"1:1000:31:log"``. Axes are dotted names: any number of the system spec (``link.bandwidth_gb_per_s``), any
-        option of a policy (``policy.mean_bits``), ``workload.prompt``, ``workload.output``, ``policy``, ``model``,
-        ``trace``, ``system`` and ``loss``.
+        option of a policy (``policy.mean_bits``), ``workload.prompt``, ``workload.output``, ``workload.batch``,
+        ``workload.micro_batch``, ``policy``, ``model``, ``trace``, ``system`` and ``loss``.
     zip : axes that vary together instead of being combined: ``"a,b"``, or several such groups.
     cases : a table of points: a .csv or .parquet file, a DataFrame, or columns by axis.
     sample : ``"sobol:1024"`` or ``"lhs:1000:seed"``: points drawn from axes given as ``"low:high[:log]"``.
@@ -87,7 +92,8 @@ def sweep(
     """
     request = Request.of(
         model, system, trace, policy, axes, zip=zip, cases=cases, sample=sample, metrics=metrics, prompt=prompt,
-        output=output, layers=layers, losses=losses, dtype=dtype,
+        output=output, batch=batch, batch_of=batch_of, micro_batch=micro_batch, layers=layers, losses=losses,
+        dtype=dtype,
     )  # fmt: skip
     return run_sweep(
         request, out=out, resume=resume, overwrite=overwrite, dask=dask, threads=threads, memory_gb=memory_gb,

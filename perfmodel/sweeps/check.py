@@ -16,7 +16,7 @@ from perfmodel.scenario.tables import groups
 from perfmodel.sweeps.request import Request
 
 #: Axes whose values must fit each other for a replay, or for a plan on it.
-_CHOICES = ("policy", "model", "trace", "loss")
+_CHOICES = ("policy", "model", "trace", "loss", "workload.batch")
 #: Axes of which only the largest values can make a replay too long.
 _LENGTHS = ("workload.prompt", "workload.output")
 

@@ -14,8 +14,8 @@ from perfmodel.sweeps.axes import split_words
 
 #: Keys of a sweep file beside ``kind``.
 KEYS = (
-    "model", "system", "trace", "policy", "prompt", "output", "layers", "loss", "losses",
-    "metrics", "dtype", "zip", "cases", "axes", "sample",
+    "model", "system", "trace", "policy", "prompt", "output", "batch", "batch_of", "micro_batch", "layers", "loss",
+    "losses", "metrics", "dtype", "zip", "cases", "axes", "sample",
 )  # fmt: skip
 #: Axes that hold the trace that a policy places experts by; policies may spell it too.
 _PROFILES = ("policy.profile", "profile")
@@ -62,13 +62,12 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _check_types(data: Mapping[str, Any], where: str) -> None:
-    texts = ("model", "system", "trace", "loss", "losses", "layers", "cases", "dtype")
+    texts = ("model", "system", "trace", "loss", "losses", "layers", "cases", "dtype", "batch_of")
     kinds: dict[str, tuple[tuple[type, ...], str]] = {
         **dict.fromkeys(texts, ((str,), "a text")),
         "policy": ((str, list), "a text or a list of texts"),
         "metrics": ((str, list), "a text or a list of texts"),
-        "prompt": ((int,), "a whole number"),
-        "output": ((int,), "a whole number"),
+        **dict.fromkeys(("prompt", "output", "batch", "micro_batch"), ((int,), "a whole number")),
         "zip": ((str, list), "a list of lists of axes"),
         "axes": ((dict,), "a table of values by axis"),
         "sample": ((str, dict), "a table with method, n and seed"),

@@ -17,7 +17,7 @@ from perfmodel.policies import Static
 from perfmodel.routing.profile import load_use
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.axis import FILES
-from perfmodel.scenario.inputs import content_hash
+from perfmodel.scenario.inputs import WORKLOAD, content_hash
 from perfmodel.sweeps.axes import number_text
 from perfmodel.sweeps.design import Design
 
@@ -65,7 +65,7 @@ def request_key(scenario: Scenario, design: Design, metrics: Sequence[str], dtyp
         "inputs": scenario.content(),
         "losses": _default_losses() if scenario.losses is None else None,
         "profiles": _profiles(scenario, design),
-        "workload": [scenario.prompt, scenario.output, scenario.layers],
+        "workload": [*(getattr(scenario, name) for name in WORKLOAD), scenario.layers],
         "policies": [policy.spec for policy in scenario.policies],
         "metrics": list(metrics),
         "dtype": dtype,
@@ -148,9 +148,9 @@ def command_line(request: Mapping[str, Any]) -> str:
             words += [f"--{name}", scenario[name]]
     if "policy" not in request["axes"]:
         words += [word for label in scenario["policy"] for word in ("--policy", label)]
-    for name in ("prompt", "output", "layers"):
-        if scenario[name] is not None:
-            words += [f"--{name}", str(scenario[name])]
+    for name, usual in {**dict.fromkeys((*WORKLOAD, "layers")), "batch": 1, "batch_of": "sequences"}.items():
+        if scenario[name] not in (None, usual):
+            words += [f"--{name.replace('_', '-')}", str(scenario[name])]
     for name, values in request["axes"].items():
         words += ["--axis", f"{name}={_axis_text(values)}"]
     words += [word for group in request["zip"] for word in ("--zip", ",".join(group))]

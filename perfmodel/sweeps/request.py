@@ -13,12 +13,14 @@ from perfmodel.errors import PerfModelError
 from perfmodel.evaluation import metric_names
 from perfmodel.hardware.files import path_text
 from perfmodel.policies import Policy
+from perfmodel.routing.replay import BatchOf
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.axis import FILES
 from perfmodel.scenario.inputs import (
     DEFAULT_MODEL,
     DEFAULT_SYSTEM,
     DEFAULT_TRACE,
+    WORKLOAD,
     default_policies,
     load_input,
     named_policies,
@@ -86,6 +88,9 @@ class Request:
         metrics: str | Sequence[str] = DEFAULT_METRICS,
         prompt: int | None = None,
         output: int | None = None,
+        batch: int = 1,
+        batch_of: BatchOf = "sequences",
+        micro_batch: int | None = None,
         layers: Literal["cycle"] | None = None,
         losses: Any = None,
         dtype: DTypeName = "float64",
@@ -94,8 +99,8 @@ class Request:
 
         Parameters
         ----------
-        model, system, trace, policy, prompt, output, layers, losses : as in `Scenario.of`; where one is an axis, its
-            first value stands in for it.
+        model, system, trace, policy, prompt, output, batch, batch_of, micro_batch, layers, losses : as in
+            `Scenario.of`; where one is an axis, its first value stands in for it.
         axes : values by axis (see `Scenario.axis`): a list, or a text that `axes.parse_values` reads.
         zip : axes that vary together: ``"a,b"``, or several such groups.
         cases : a table of points, its columns being axes: a .csv or .parquet file, a DataFrame, or columns by name.
@@ -128,8 +133,9 @@ class Request:
         if texts is None:
             texts = default_policies(load_input("system", system), (*given, *table))
         scenario = Scenario.of(
-            model, system, trace, texts, prompt=prompt, output=output, losses=inputs["loss"], layers=layers
-        )
+            model, system, trace, texts, prompt=prompt, output=output, losses=inputs["loss"], layers=layers,
+            batch=batch, batch_of=batch_of, micro_batch=micro_batch,
+        )  # fmt: skip
         on_grid = {name: values for name, values in given.items() if name != "policy" or name in zipped}
         wanted = read_axes(scenario, on_grid, table, zipped, source)
         scenario.check_varied((*wanted.written, *wanted.cases))
@@ -175,7 +181,8 @@ class Request:
         cases = data.get("cases")
         if isinstance(cases, Mapping):
             raise PerfModelError("request: its cases existed in memory only; build it from the same table")
-        same = {name: data["scenario"].get(name) for name in ("model", "system", "trace", "prompt", "output", "layers")}
+        names = ("model", "system", "trace", *WORKLOAD, "layers")
+        same = {name: data["scenario"][name] for name in names if data["scenario"].get(name) is not None}
         on_axis = "policy" in data["axes"] or (cases is not None and "policy" in read_cases(cases))
         return cls.of(
             **same,

@@ -115,7 +115,7 @@ def own_value(scenario: Scenario, name: str) -> Any:
         recorded = {"prompt": prompts, "output": scenario.trace.sequence_lengths - prompts}
         word = info.name.removeprefix("workload.")
         given = getattr(scenario, word)
-        return float(np.mean(recorded[word])) if given is None else given
+        return float(np.mean(recorded[word])) if given is None and word in recorded else given
     if info.kind == "option":
         option = info.name.removeprefix("policy.")
         having = [policy for policy in scenario.policies if hasattr(policy, option)]

@@ -38,7 +38,12 @@ _METRIC_WORDS = {
     "offload_memory_bytes": "offload memory in use",
 }
 _AXIS_WORDS = {"gpu": "GPU", "ndp": "NDP", "cpu": "CPU", "dram": "DRAM", "workload": "", "policy": "", "kv": "KV"}
-_WORKLOAD = {"workload.prompt": "prompt", "workload.output": "output"}
+_WORKLOAD = {
+    "workload.prompt": "prompt",
+    "workload.output": "output",
+    "workload.batch": "batch",
+    "workload.micro_batch": "prefill pass",
+}
 #: Endings of keys that repeat the unit.
 _UNIT_ENDING = re.compile(r"_(gb_per_s|tflop_per_s|gb|kb|us|ns|ghz|mt_s)(?=\.|$)")
 

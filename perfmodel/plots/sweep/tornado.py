@@ -183,4 +183,6 @@ def _standing(scenario: Scenario, fixed: Sequence[Fixed]) -> Scenario:
         values.get("model", scenario.model), system, values.get("trace", scenario.trace), policies,
         prompt=values.get("workload.prompt", scenario.prompt), output=values.get("workload.output", scenario.output),
         losses=values.get("loss", scenario.losses), layers=scenario.layers,
+        batch=values.get("workload.batch", scenario.batch), batch_of=scenario.batch_of,
+        micro_batch=values.get("workload.micro_batch", scenario.micro_batch),
     )  # fmt: skip

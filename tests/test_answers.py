@@ -927,7 +927,7 @@ def test_tornado_is_one_evaluation_an_end() -> None:
     lists = {name: json.loads(found.attrs[name]) for name in ("no_effect", "zero", "refused", "clipped")}
     accounted = [*found.key.values, *lists["no_effect"], *lists["zero"], *lists["refused"]]
     assert sorted(accounted) == sorted(SYSTEM.numeric_keys())
-    assert lists["clipped"] == ["link.efficiency"]
+    assert lists["clipped"] == ["link.efficiency", "gpu.devices"]
     assert float(found.setting.sel(key="link.efficiency", side="high")) == 1.0
     assert "link.n_half_kb" in lists["zero"]
     assert "gpu.memory_capacity_gb" in lists["no_effect"]

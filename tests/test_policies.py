@@ -931,7 +931,7 @@ def test_the_keys_that_a_plan_reads() -> None:
         "hobbit": set(),
     }
     capacities = {"gpu.memory_capacity_gb", "ndp.capacity_gb", "cpu.memory_capacity_gb", "host.pinned_memory_gb"}
-    capacities |= {"cpu.sockets", "cpu.numa"}
+    capacities |= {"cpu.sockets", "cpu.numa", "gpu.devices"}
     assert {text: set(parse_policy(text).plan_keys) for text in expected} == {
         text: capacities | keys for text, keys in expected.items()
     }

@@ -574,6 +574,8 @@ def plan_run(
     if not replay.trace.has_decode:
         raise TraceError("the trace holds no decode step in some sequence, and decode is what is priced")
     plan = rule.plan(PlanInputs(network, machine, replay, losses))
+    if micro_batch is None and machine.engine is not None and machine.engine.micro_batch_tokens is not None:
+        micro_batch = int(machine.engine.micro_batch_tokens)
     return Run(network, machine, replay, rule, plan, losses, None if micro_batch is None else int(micro_batch))
 
 
@@ -624,7 +626,7 @@ def evaluate(
     layers : ``"cycle"`` to replay a trace with another number of layers.
     batch, batch_of : tokens of a decode step [1]: the next ones of as many sequences of the trace, or ``"tokens"``
         that follow one another in one sequence; see ``docs/batches.md``.
-    micro_batch : most tokens of a pass of the prefill [1]; by default it is one pass.
+    micro_batch : most tokens of a pass of the prefill [1]; by default what the system's engine says, else one pass.
 
     Raises
     ------

@@ -47,7 +47,20 @@ NAMES = {
     | {f"ryzen-{number}" for number in ("5600x", "7800x3d", "7900x", "9700x", "9950x3d")}
     | {"core-i9-10900x", "core-i9-13900hk", "grace"},
     "host": {"measured"},
-    "engine": {"fiddler", "ideal", "ktransformers", "llama-cpp-cuda", "moe-infinity", "sglang", "vllm"},
+    "engine": {
+        "fiddler",
+        "gpu-offloading",
+        "ideal",
+        "ktransformers",
+        "ktransformers-amx",
+        "llama-cpp-cuda",
+        "llama-cpp-cuda-2025",
+        "llama-cpp-expert-cache",
+        "moe-infinity",
+        "ndp-simulator",
+        "sglang",
+        "vllm",
+    },
     "dram": {"ddr4-3200", "ddr5-4800", "ddr5-6400", "lpddr5-6400", "hbm2-2000", "hbm3-6400"},
     "system": {"h100-cxl-ndp", "h100-cxl2-ndp", "a100-cxl-ndp", "rtx4090-pcie4", "a5000-pcie4", "t4-pcie3"}
     | {"rtx3090-pcie4-cpu", "rtx4090-pcie4-cpu", "rtx5090-pcie5-cpu", "rtx5070-7950x", "h100-pcie5-cpu"}

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import SpecError
+from perfmodel.evidence.described import machine_class, profile_of, residency
 from perfmodel.evidence.fit import Constant, Problem
 from perfmodel.evidence.measured import MeasuredRun
-from perfmodel.evidence.predict import Predicted, machine_class, profile_of, residency
+from perfmodel.evidence.predict import Predicted
 from perfmodel.hardware.base import suggestion
 from perfmodel.point import Points, hardware_point, hardware_points
 
@@ -45,7 +46,7 @@ ALLOWED = {
     "expert_efficiency": Allowed(0.1, 0.92, "1", 0.85),
     "memory_n_half_kb": Allowed(10.0, 30_000.0, "kB", 1000.0),
     "compute_efficiency": Allowed(0.02, 1.0, "1", 0.6),
-    "kernel_us": Allowed(0.3, 15.0, "us", 1.3),
+    "kernel_us": Allowed(0.3, 15.0, "us", 1.27),
     "attention_kernels": Allowed(2.0, 100.0, "1", 12.0),
     "recurrent_kernels": Allowed(2.0, 200.0, "1", 20.0),
     "expert_kernels": Allowed(2.0, 300.0, "1", 12.0),

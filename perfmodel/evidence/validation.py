@@ -2,30 +2,33 @@
 
 The constants that all engines share are fitted to every row that counts; each row is then judged by a fit without its
 source. Rows of machines that are documented completely rest on that machine's own benchmarks, and nothing is fitted
-to them. From the residuals come the errors by engine, machine, residency and batch, and the intervals of predictions.
+to them. From the residuals come the errors by engine, machine, residency and batch, and the intervals of predictions
+(`perfmodel.evidence.uncertainty` says which classes there are). The documented machines have intervals of their own.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.evidence.constants import SHARED, STREAMED, make_problem
+from perfmodel.evidence.described import engine_of, machine_class, profile_of, residency
 from perfmodel.evidence.errors import Errors, Group, error_table, errors
 from perfmodel.evidence.fit import Fit, Problem, fit, leave_one_out
-from perfmodel.evidence.intervals import Coverage, Intervals, build_intervals, coverage
-from perfmodel.evidence.intervals import Path as ClassPath
+from perfmodel.evidence.intervals import ALL, LEVEL, Coverage, Intervals, build_intervals, coverage, own_interval
 from perfmodel.evidence.measured import QUANTITIES, MeasuredRun, Quantity, counting, load_measured, missing_field
-from perfmodel.evidence.predict import Predicted, machine_class, predicted, profile_of, residency
+from perfmodel.evidence.predict import Predicted, predicted
+from perfmodel.evidence.uncertainty import BUNDLED, class_path, intervals_text
+from perfmodel.paths import replace_when_done
 
 #: The fitted constants, which all engines share. What the largest kernels reach of a GPU's memory is no part of them: it
 #: is known from benchmarks.
 CONSTANTS = (
     "memory_n_half_kb",
-    "kernel_us",
     "all_reduce_us",
     "cpu_efficiency",
     "compute_efficiency",
@@ -65,7 +68,8 @@ class Validation:
 
     rows : those that count, in the order of the file, decode before prefill. missing : the other runs by quantity, with
     the field that keeps each from counting. fit : of the shared constants. intervals, coverage : of predictions, from
-    the decode rows.
+    the decode rows; prefill_intervals, prefill_coverage : from those of prefills. The coverage is of the rows of engines
+    with shared constants: a documented machine cannot be left out of its own interval.
     """
 
     rows: tuple[Row, ...]
@@ -73,6 +77,8 @@ class Validation:
     fit: Fit
     intervals: Intervals
     coverage: Coverage
+    prefill_intervals: Intervals
+    prefill_coverage: Coverage
 
     def residuals(self, quantity: str, *, in_sample: bool = False) -> tuple[NDArray[np.float64], list[str]]:
         """ln(predicted / measured) of the rows of a quantity, and their sources."""
@@ -107,19 +113,39 @@ def _batch_class(run: MeasuredRun) -> str:
     return "1" if batch == 1 else "2-8" if batch <= 8 else "9-32" if batch <= 32 else "above 32"
 
 
-def class_path(engine: str, where: str) -> ClassPath:
-    """Classes of a prediction, the most specific first: kind of engine with residency, then residency alone.
-
-    engine : name of a profile. where : residency, see `residency`.
-    """
-    return (f"{engine_kind(engine)}, {where}", where)
+def _documented(run: MeasuredRun) -> bool:
+    """Whether the run is of a machine to whose speeds nothing was fitted."""
+    return profile_of(run) not in (*SHARED, *STREAMED)
 
 
-def engine_kind(profile: str) -> str:
-    """Kind of an engine in a word: graph, eager or measured on one machine."""
-    if profile in SHARED:
-        return "graph engine"
-    return "eager engine" if profile in STREAMED else "engine of a documented machine"
+def _intervals(made: Sequence[Row], rows: Sequence[Predicted], quantity: str) -> tuple[Intervals, Coverage]:
+    """Intervals of a quantity: of engines with shared constants, of each documented machine, and without an engine."""
+    pairs = [(row, one) for row, one in zip(made, rows, strict=True) if row.quantity == quantity]
+    paths = [class_path(engine_of(row.run), machine_class(row.run), residency(row.run)) for row, _ in pairs]
+    residuals = np.array([np.log(row.ratio) for row, _ in pairs])
+    sources = [row.run.source for row, _ in pairs]
+    shared = [i for i, (row, _) in enumerate(pairs) if not _documented(row.run)]
+    general = residuals[shared], [sources[i] for i in shared], [paths[i][1:] for i in shared]
+    by_name = dict(build_intervals(*general).by_name)
+    machines = {paths[i][0] for i in set(range(len(pairs))) - set(shared)}
+    for name in sorted(machines):
+        by_name[name] = own_interval([r for r, path in zip(residuals, paths, strict=True) if path[0] == name], name)
+    # Nothing is fitted without an engine, so that all rows are alike there.
+    bare = np.log([one._replace(system=one.system.with_engine(None)).rate() / one.measured for _, one in pairs])
+    without = [class_path(None, machine_class(row.run), residency(row.run)) for row, _ in pairs]
+    others = build_intervals(bare, sources, without).by_name
+    by_name |= {name: one for name, one in others.items() if name != ALL}
+    return Intervals(by_name), coverage(*general)
+
+
+def write_intervals(validation: Validation | None = None, path: str | os.PathLike[str] | None = None) -> Path:
+    """Write the intervals that predictions carry; by default the bundled file anew, from the bundled runs."""
+    found = validate() if validation is None else validation
+    target = Path(__file__).with_name(BUNDLED) if path is None else Path(path)
+    with replace_when_done(target) as temporary:
+        text = intervals_text({"decode": found.intervals, "prefill": found.prefill_intervals}, LEVEL)
+        Path(temporary).write_text(text, encoding="utf-8")
+    return target
 
 
 def problem_of(runs: Sequence[MeasuredRun]) -> tuple[tuple[Predicted, ...], Problem]:
@@ -153,15 +179,12 @@ def validate(evidence: str | os.PathLike[str] | None = None) -> Validation:
         )  # fmt: skip
         for one, seen, out, dep in zip(rows, found.residuals, left_out, depends, strict=True)
     )
-    decode = np.array([row.quantity == "decode" for row in made])
-    sources = [row.run.source for row in made if row.quantity == "decode"]
-    classes = [class_path(profile_of(row.run), residency(row.run)) for row in made if row.quantity == "decode"]
     return Validation(
         made,
         {one: _missing(runs, one) for one in QUANTITIES},
         found,
-        build_intervals(left_out[decode], sources, classes),
-        coverage(left_out[decode], sources, classes),
+        *_intervals(made, rows, "decode"),
+        *_intervals(made, rows, "prefill"),
     )
 
 

@@ -309,8 +309,8 @@ def test_a_useless_constant_is_rejected_and_a_useful_one_is_not() -> None:
 
 def test_a_small_gain_is_named_as_such() -> None:
     assert str(Rejected("c", 0.151, 0.152)) == (
-        "constant c does not improve the leave-one-source-out error (15.10 % with, 15.20 % without, a difference within"
-        " the scatter of sources): rejected"
+        "constant c does not improve the leave-one-source-out error (15.10 % with, 15.20 % without, less than 1 % of it):"
+        " rejected"
     )
 
 
@@ -332,7 +332,7 @@ def test_useless_constants_are_rejected_nearly_always() -> None:
             lambda x, effect=effect: x * effect,
         )
         rejected += len(drop_useless(one, ["useless"]))
-    assert rejected >= 13  # about one in eleven is kept by chance
+    assert rejected >= 12  # about one in seven is kept by chance
 
 
 def test_shuffled_targets_give_no_skill() -> None:

@@ -29,7 +29,7 @@ class Rejected(NamedTuple):
 
     def __str__(self) -> str:
         errors = f"{100 * self.error_with:.2f} % with, {100 * self.error_without:.2f} % without"
-        small = ", a difference within the scatter of sources" if self.error_with < self.error_without else ""
+        small = f", less than {100 * MIN_IMPROVEMENT:g} % of it" if self.error_with < self.error_without else ""
         return f"constant {self.name} does not improve the leave-one-source-out error ({errors}{small}): rejected"
 
 
@@ -52,12 +52,8 @@ def _by_source(residuals: Floats, source: Sequence[str]) -> Floats:
 
 
 def _improves(present: Floats, absent: Floats) -> bool:
-    """Whether errors by source are lower with a constant than without it: by MIN_IMPROVEMENT of them, and by more than
-    one standard error of the difference, of which every source is one observation."""
-    gains = absent - present
-    gain, count = float(gains.sum()), len(gains)
-    scatter = float(np.sqrt(((gains - gains.mean()) ** 2).sum() * count / max(count - 1, 1)))
-    return gain > MIN_IMPROVEMENT * float(absent.sum()) and gain > scatter
+    """Whether errors by source are lower with a constant than without it, by MIN_IMPROVEMENT of them."""
+    return float((absent - present).sum()) > MIN_IMPROVEMENT * float(absent.sum())
 
 
 def drop_useless(
@@ -66,10 +62,9 @@ def drop_useless(
     """The candidates that do not improve the leave-one-source-out error, in the order in which they were rejected.
 
     Starting with all constants, a candidate is useless when fitting it does not lower `held_out_error` by
-    MIN_IMPROVEMENT of it, or not by more than one standard error of the difference, over sources. (Without the second
-    condition one constant in seven that means nothing was kept by chance in simulations, with it one in eleven.) The
-    useless one whose absence costs least is rejected and absent from then on, and so on with the others. A constant
-    that one source alone depends on is always rejected: no unseen source says that it helps.
+    MIN_IMPROVEMENT of it. (In simulations one constant in seven that means nothing was kept by chance.) The useless one
+    whose absence costs least is rejected and absent from then on, and so on with the others. A constant that one source
+    alone depends on is always rejected: no unseen source says that it helps.
 
     Parameters
     ----------

@@ -25,13 +25,11 @@ from perfmodel.evidence.predict import Predicted, predicted
 from perfmodel.evidence.uncertainty import BUNDLED, class_path, intervals_text
 from perfmodel.paths import replace_when_done
 
-#: The fitted constants, which all engines share. What the largest kernels reach of a GPU's memory is no part of them: it
-#: is known from benchmarks.
+#: The fitted constants, which all engines share. The others are known from benchmarks of hardware or assumed; fitting
+#: them too does not lower the error on sources that a fit has not seen.
 CONSTANTS = (
     "memory_n_half_kb",
-    "all_reduce_us",
     "cpu_efficiency",
-    "compute_efficiency",
 )
 #: Rows that are off by more than this factor need a physical reason.
 WORST_FACTOR = 4.0
@@ -68,8 +66,8 @@ class Validation:
 
     rows : those that count, in the order of the file, decode before prefill. missing : the other runs by quantity, with
     the field that keeps each from counting. fit : of the shared constants. intervals, coverage : of predictions, from
-    the decode rows; prefill_intervals, prefill_coverage : from those of prefills. The coverage is of the rows of engines
-    with shared constants: a documented machine cannot be left out of its own interval.
+    the decode rows; prefill_intervals, prefill_coverage : from those of prefills. The coverage is of the rows of
+    engines with shared constants: a documented machine cannot be left out of its own interval.
     """
 
     rows: tuple[Row, ...]

@@ -30,7 +30,8 @@ def attention_rows(model: MoEModel, tokens: float = 1.0, sequences: float = 1.0)
     ------
     ModelConfigError : the network has an encoder or uneven experts; such networks are counted, and not priced.
     """
-    model.with_experts()
+    if model.num_moe_layers or model.encoder_layers:
+        model.with_experts()
     rows = []
     for kind in model.attention:
         flops = tokens * (2.0 * kind.params + 4.0 * kind.recurrent_elements)
@@ -93,7 +94,8 @@ def fixed_counts(
         recurrent = mixer.recurrent_elements > 0 or mixer.convolution_elements > 0
         counts[front.RECURRENT_COUNT if recurrent else front.ATTENTION_COUNT] += len(mixer.layers)
     counts[front.EXPERTS_COUNT] = model.num_moe_layers
-    counts[front.MATRIX_COUNT] = model.num_moe_layers * len(model.expert_matrices)
+    with_experts = [(len(kind.layers), kind.experts) for kind in model.feed_forward if kind.experts is not None]
+    counts[front.MATRIX_COUNT] = sum(layers * len(experts.matrices) for layers, experts in with_experts)
     counts[front.DENSE_COUNT] = model.num_dense_layers
     counts[front.STEP_COUNT] = 1.0
     # After attention and after the experts or the dense network.
@@ -126,7 +128,7 @@ class Operator(NamedTuple):
 
 
 def operators(model: MoEModel) -> tuple[Operator, ...]:
-    """Router, dense networks, LM head, and last the shared experts of one MoE layer.
+    """Router, dense networks, LM head, and last the shared experts of one MoE layer, of which a dense network has none.
 
     Where layers differ in size, every one is taken to have their mean: work and traffic are proportional to it.
     """
@@ -138,8 +140,18 @@ def operators(model: MoEModel) -> tuple[Operator, ...]:
         Operator("router", routed, router, stored.router.bits, ROUTER_LAUNCHES),
         Operator("dense", layers, dense, stored.dense.bits, DENSE_LAUNCHES),
         Operator("head", 1, model.head_params, stored.head.bits, HEAD_LAUNCHES),
-        Operator("experts_gpu", 1, shared / model.num_moe_layers, stored.shared.bits, DENSE_LAUNCHES),
+        Operator("experts_gpu", 1, shared / max(1, model.num_moe_layers), stored.shared.bits, DENSE_LAUNCHES),
     )
+
+
+def operator_rows(model: MoEModel, tokens: float, last: float) -> NDArray[np.float64]:
+    """The same as rows of ``kernels/front.py`` [4, OPERATOR_SIZE], in one pass of so many tokens.
+
+    last : tokens that the head runs for, which is one of each prompt in a prefill [1].
+    """
+    *trunk, head, shared = operators(model)
+    rows = [op.row(model, tokens) for op in trunk]
+    return np.array([*rows, head.row(model, last), shared.row(model, tokens)], dtype=np.float64)
 
 
 def _mean(networks: list[tuple[int, Tensors]]) -> tuple[float, int]:

@@ -44,6 +44,7 @@ class _Machine:
             self.cpu_flops = system.cpu.effective_flops_per_s()
             self.cpu_vector_flops = system.cpu.effective_vector_flops_per_s
             self.cpu_tile = system.cpu.tile_rows or 1
+            self.cpu_pack = system.cpu.effective_pack_bytes_per_s
         # The reference walks through every fold, so the same work is timed once.
         self.expert_on_gpu = functools.cache(self._expert_on_gpu)
         self.expert_near_memory = functools.cache(self._expert_near_memory)
@@ -80,6 +81,7 @@ class _Machine:
             self.cpu_flops, self.cpu_vector_flops = self.cpu_flops * change, self.cpu_vector_flops * change
         if cpu is not None and engine.cpu_units == "vector" and cpu.vector_tflop_per_s is not None:
             self.cpu_flops, self.cpu_vector_flops, self.cpu_tile = self.cpu_vector_flops, 0.0, 1
+            self.cpu_pack = 0.0
         self.tile = engine.expert_tile_tokens or 0
         if engine.round_trip_us is not None:
             self.round_trip_s = engine.round_trip_us * 1e-6
@@ -171,6 +173,7 @@ class _Machine:
                 self.cpu_tile,
                 self.cpu_rate,
                 cpu.expert_overhead_s,
+                self.cpu_pack,
             )
         )
 

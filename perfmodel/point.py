@@ -154,9 +154,7 @@ def _device_rates(gpu: GpuSpec, dtype: str, values: list[Any]) -> None:
     values[place.BATCHED_FROM] = math.inf
 
 
-def _engine_rates(
-    gpu: GpuSpec, engine: EngineSpec, peer_bytes_per_s: float, dtype: str, values: list[Any]
-) -> None:
+def _engine_rates(gpu: GpuSpec, engine: EngineSpec, peer_bytes_per_s: float, dtype: str, values: list[Any]) -> None:
     """Places of the GPU under an engine, see `perfmodel.hardware.EngineSpec`."""
     peak = gpu.memory_bandwidth_bytes_per_s
     share = engine.memory_efficiency if engine.expert_efficiency is None else engine.expert_efficiency
@@ -198,6 +196,7 @@ def _cpu_rates(cpu: CpuSpec, engine: EngineSpec | None, values: list[Any]) -> No
     values[place.CPU_FLOPS] = cpu.effective_flops_per_s()
     values[place.CPU_VECTOR_FLOPS] = cpu.effective_vector_flops_per_s
     values[place.CPU_TILE] = 1.0 if cpu.tile_rows is None else cpu.tile_rows
+    values[place.CPU_PACK] = cpu.effective_pack_bytes_per_s
 
 
 def _places(system: System, dtype: str) -> list[Any]:

@@ -90,12 +90,14 @@ def cpu_expert_time(
     tile_rows: int,
     bytes_per_s: float,
     overhead_s: float,
+    pack_bytes_per_s: float = 0.0,
 ) -> float:
     """Time of one expert on a CPU [s], its tiles counted one by one."""
     if tokens == 0:
         return 0.0
     tiles = len(range(0, tokens, tile_rows))
-    arithmetic = [tiles * (2 * tile_rows * params) / flops_per_s]
+    packing = weight_bytes / pack_bytes_per_s if pack_bytes_per_s else 0.0
+    arithmetic = [packing + tiles * (2 * tile_rows * params) / flops_per_s]
     if vector_flops_per_s:
         arithmetic.append(tokens * (2 * params) / vector_flops_per_s)
     activations = sum(2 * hidden for _ in ("read", "written")) * tokens

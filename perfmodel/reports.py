@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # what a report shows was computed elsewhere, so listing spec
     from perfmodel.evidence.explore import Outcome
     from perfmodel.evidence.figures import Figure, Interval
     from perfmodel.evidence.reproduce import Reproduction
+    from perfmodel.evidence.uncertainty import Uncertainty
     from perfmodel.hardware import Choice, Constant, Spec, SpecEntry, System
     from perfmodel.model import MoEModel
     from perfmodel.routing import RoutingTrace
@@ -237,11 +238,12 @@ def comparison_data(
     trace: RoutingTrace,
     losses: LossTable,
     differences: Sequence[float] | None,
+    uncertainties: Sequence[Uncertainty],
 ) -> dict[str, Any]:
     """A comparison as plain values, with what it was made from.
 
     losses : the table that the quality rests on. differences : largest relative difference of each policy from the
-        per-pick loop, where it was checked [1].
+        per-pick loop, where it was checked [1]. uncertainties : of every policy.
     """
     data: dict[str, Any] = {
         "perfmodel": __version__,
@@ -259,14 +261,64 @@ def comparison_data(
         },
         "baseline": evaluations[0].policy,
         "speedups": speedups(evaluations),
-        "evaluations": [one.to_dict() for one in evaluations],
+        "engine": None if system.engine is None else system.engine.name,
+        "evaluations": [
+            {**one.to_dict(), "interval": known.to_dict(one)}
+            for one, known in zip(evaluations, uncertainties, strict=True)
+        ],
     }
     if differences is not None:
         data["check"] = list(differences)
     return data
 
 
-def comparison(evaluations: Sequence[Evaluation], differences: Sequence[float] | None = None) -> str:
+def intervals(
+    names: Sequence[str],
+    evaluations: Sequence[Evaluation],
+    uncertainties: Sequence[Uncertainty],
+    *,
+    ends: bool = True,
+) -> list[str]:
+    """Where measurements of the decode rate are to be expected, a sentence for every class of predictions.
+
+    ends : with both ends for every policy, and not as factors on what is predicted.
+    """
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for i, one in enumerate(uncertainties):
+        groups.setdefault((one.reason, one.decode), []).append(i)
+    sentences = []
+    for members in groups.values():
+        known = [uncertainties[i] for i in members]
+        bands = [one.rate(evaluations[i]) if ends else None for i, one in zip(members, known, strict=True)]
+        texts = [
+            names[i] if band is None else f"{names[i]} {spread(band)}" for i, band in zip(members, bands, strict=True)
+        ]
+        sentences.append(_interval_sentence(texts, known, ends))
+    return sentences
+
+
+def spread(band: tuple[float, float]) -> str:
+    """Both ends of an interval, with three digits."""
+    return "-".join(number(end, 3) for end in band)
+
+
+def _interval_sentence(members: Sequence[str], known: Sequence[Uncertainty], ends: bool) -> str:
+    one, first = known[0].decode, known[0]
+    if one is None:
+        return f"no interval for {', '.join(members)}: {first.reason}"
+    rows = f"{one.rows} measured runs of {one.sources} source{'s' if one.sources > 1 else ''}"
+    if one.sources > 1:
+        alike = {each.residency: each.alike for each in known}
+        parts = (f"{count}{'' if i else ' of them'} {where}" for i, (where, count) in enumerate(alike.items()))
+        rows += f", experts in {', in '.join(parts)}"
+    what = f"no engine: {rows}" if first.engine is None else f"engine {first.engine}, class {one.name}: {rows}"
+    factor = "" if ends else f"{spread((one.low, one.high))} times the predicted one for "
+    return f"{100 * one.level:g} % interval of a measured tok/s: {factor}{', '.join(members)} ({what})"
+
+
+def comparison(
+    evaluations: Sequence[Evaluation], differences: Sequence[float] | None, uncertainties: Sequence[Uncertainty]
+) -> str:
     """Policies side by side, the first one being the baseline of the speed-ups."""
     first = evaluations[0]
     names = [f"[{i + 1}]" for i in range(len(evaluations))]
@@ -314,6 +366,7 @@ def comparison(evaluations: Sequence[Evaluation], differences: Sequence[float] |
             "",
             table(("", "unit", *names), rows, left=2),
             "",
+            *(f"- {line}" for line in intervals(names, evaluations, uncertainties)),
             *(f"- {note}" for note in notes),
             f"- weakest source among the hardware constants: {first.weakest_source}",
         ]

@@ -25,7 +25,7 @@ from perfmodel.kernels import price as kernel
 from perfmodel.kernels import work as kinds
 from perfmodel.kernels.cpu import ACTIVATION_BYTES
 from perfmodel.model import MoEModel
-from perfmodel.operators import attention_rows, fixed_counts, operators, prefill_attention_rows
+from perfmodel.operators import attention_rows, fixed_counts, operator_rows, operators, prefill_attention_rows
 from perfmodel.point import Points, hardware_point
 from perfmodel.policies import Executor, Plan, PlanInputs, Policy, When, footprints, parse_policy
 from perfmodel.policies.costs import expert_matrices
@@ -105,12 +105,6 @@ class Run:
     def _matrices(self) -> NDArray[np.float64]:
         return expert_matrices(self.model)
 
-    def _operators(self, tokens: float, last: float) -> NDArray[np.float64]:
-        """Router, dense layers, LM head (for the ``last`` token alone) and shared experts, as rows of the kernels."""
-        router, dense, head, shared = operators(self.model)
-        rows = [op.row(self.model, tokens) for op in (router, dense)]
-        return np.array([*rows, head.row(self.model, last), shared.row(self.model, tokens)], dtype=np.float64)
-
     def _states(self, states: States, overlapped: bool) -> tuple[Any, ...]:
         """What the kernels want to know about experts and states, in their order."""
         how = np.zeros(layer.HOW_SIZE, np.int64)
@@ -138,7 +132,7 @@ class Run:
         states = self._states(self.decode, self.plan.overlap == "max")
         size = float(self.batch.tokens)
         counts = fixed_counts(self.model, size, sequences=float(self.batch.sequences))
-        return (self._attention, self._operators(size, size), counts, *states)
+        return (self._attention, operator_rows(self.model, size, size), counts, *states)
 
     @functools.cached_property
     def _mean_inputs(self) -> tuple[Any, ...]:
@@ -170,7 +164,7 @@ class Run:
             state_row=np.ascontiguousarray(states.state_row[states.state_id.ravel()]),
             state_before=np.ascontiguousarray(states.state_before[states.state_id.ravel()]),
         )
-        rows = np.array([self._operators(prompt, 1.0) for prompt in prompts.tolist()])
+        rows = np.array([operator_rows(self.model, prompt, 1.0) for prompt in prompts.tolist()])
         offsets = np.arange(len(prompts) + 1, dtype=np.int64) * states.state_id.shape[1]
         once = np.ones(len(prompts))
         counts = np.array([fixed_counts(self.model, prompt) for prompt in prompts.tolist()])
@@ -256,7 +250,7 @@ class Run:
         for s, (prompt, n) in enumerate(zip(self.plan.prompt_tokens.tolist(), self.passes.tolist(), strict=True)):
             members = np.array([prompt]) if self.replay.members is None else self.replay.members[s]
             attention = prefill_attention_rows(self.model, members, n)
-            rows = np.array([self._operators(prompt / n, float(len(members)))])
+            rows = operator_rows(self.model, prompt / n, float(len(members)))[None]
             rows[0, _HEAD, front.REPEATS] /= n  # only the last pass has one
             counts = fixed_counts(self.model, prompt / n, sequences=len(members) / n)[None]
             found.append(((attention, rows, counts, *states, offsets[s : s + 2].copy(), one, one, one), n))

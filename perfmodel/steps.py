@@ -5,20 +5,24 @@ how many of them were resident, fetched or run by the CPU. That is enough to bui
 and to price them by the same kernels as any `Run`.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.errors import PerfModelError
 from perfmodel.kernels import front, layer
 from perfmodel.kernels import price as kernel
 from perfmodel.kernels import work as kinds
 from perfmodel.model import MoEModel
-from perfmodel.operators import attention_rows, fixed_counts, operators
+from perfmodel.operators import attention_rows, fixed_counts, operator_rows
 from perfmodel.point import Points
 from perfmodel.policies import Executor, When
 from perfmodel.policies.costs import expert_matrices
+
+_ROUTER, _DENSE = 0, 1  # the first two operators
 
 
 class Experts(NamedTuple):
@@ -88,19 +92,38 @@ class _States(NamedTuple):
     weight: NDArray[np.float64]
 
 
-def _operators(model: MoEModel, tokens: float, passes: float, last: float) -> NDArray[np.float64]:
+def _around(model: MoEModel, tokens: float, passes: float, last: float) -> NDArray[np.float64]:
     """Rows of the operators over so many tokens in so many passes; the head runs for ``last`` tokens, once."""
-    *trunk, head, shared = operators(model)
-    rows = [op.row(model, tokens / passes) for op in (*trunk, shared)]
-    several = [(row[0] * passes, *row[1:]) for row in rows[:-1]]
-    once = rows[-1]
-    # The shared experts belong to the layers, which hold all passes already.
-    gathered = (once[0], once[1] * passes, once[2] * passes, once[3] * passes)
-    return np.array([*several, head.row(model, last), gathered], dtype=np.float64)
+    rows = operator_rows(model, tokens / passes, last)
+    # The shared experts too, as they belong to the layers, which hold all passes.
+    rows[[_ROUTER, _DENSE, kernel.SHARED], front.REPEATS] *= passes
+    return rows
+
+
+def _check_layers(model: MoEModel, step: Step | Prefill) -> None:
+    """Every layer with experts is in one of the states, and nothing is negative or endless."""
+    if isinstance(step, Step):
+        positive, numbers = [step.tokens], [step.sequences, step.context]
+    else:
+        positive, numbers = [step.tokens, step.passes], [step.after]
+    for one in step.layers:
+        numbers += [one.number, one.round_trips, one.crossing]
+        numbers += [number for part in one.experts for number in (part.number, part.tokens, part.bits)]
+    for number in (*positive, *numbers):
+        if not (math.isfinite(number) and number >= 0.0):
+            raise PerfModelError(f"step: found the count {number:g}, allowed: numbers from 0 up")
+    if min(positive) == 0.0:
+        raise PerfModelError("step: found no tokens or no pass, allowed: numbers above 0")
+    found, whole = math.fsum(one.number for one in step.layers), model.num_moe_layers
+    if not math.isclose(found, whole, rel_tol=1e-9, abs_tol=1e-9):
+        raise PerfModelError(
+            f"step: its layers with experts add up to {found:.9g}, allowed: {whole}, those of model {model.name}"
+        )
 
 
 def _states(model: MoEModel, step: Step | Prefill) -> _States:
-    """Distinct kinds of work, rows and states of the layers."""
+    """Distinct kinds of work, rows and states of the layers; a dense network has none of them."""
+    _check_layers(model, step)
     work: dict[tuple[float, ...], int] = {}
     entries: list[tuple[int, float]] = []
     offsets, host = [0], []
@@ -125,9 +148,9 @@ def _states(model: MoEModel, step: Step | Prefill) -> _States:
     inputs = (
         float(model.num_layers),
         table,
-        float(model.expert_params),
+        float(model.expert_params) if model.num_moe_layers else 0.0,
         float(model.hidden_size),
-        expert_matrices(model),
+        expert_matrices(model) if model.num_moe_layers else np.empty((0, 3)),
         np.array(offsets, dtype=np.int64),
         np.array([number for number, _ in entries], dtype=np.int64),
         np.array([count for _, count in entries], dtype=np.float64),
@@ -140,13 +163,20 @@ def _states(model: MoEModel, step: Step | Prefill) -> _States:
 
 
 class PricedStep:
-    """A decode step ready to be priced at many hardware points."""
+    """A decode step ready to be priced at many hardware points.
+
+    A dense network is a step without layers, as its own networks are around the experts.
+
+    Raises
+    ------
+    PerfModelError : a count is negative or not finite, or the layers are not those of the model.
+    """
 
     def __init__(self, model: MoEModel, step: Step) -> None:
         states = _states(model, step)
         attention = attention_rows(model, step.tokens, step.sequences)
         counts = fixed_counts(model, step.tokens, sequences=step.sequences)
-        around = _operators(model, step.tokens, 1.0, step.tokens)
+        around = _around(model, step.tokens, 1.0, step.tokens)
         one, whole = np.ones(1), np.array([0, len(states.weight)], dtype=np.int64)
         each = np.arange(len(states.weight), dtype=np.int32)
         self._inputs = (
@@ -159,7 +189,7 @@ class PricedStep:
         return np.asarray(kernel.token_means(*points, *self._inputs, False)[kernel.TOTAL])
 
     def parts(self, points: Points) -> dict[str, NDArray[np.float64]]:
-        """The same by part, and what GPU, link and CPU are busy for, each [N] [s]."""
+        """The same by what is on the critical path, each [N] [s]: ``total_s``, and the parts that add up to it."""
         means = kernel.token_means(*points, *self._inputs, True)
         state = kernel.STATE
         return {
@@ -168,17 +198,18 @@ class PricedStep:
             "around_s": means[kernel.ROUTER] + means[kernel.DENSE] + means[kernel.HEAD],
             "experts_gpu_s": means[state + layer.PATH_GPU],
             "link_s": means[state + layer.PATH_LINK],
+            "ndp_s": means[state + layer.PATH_NDP],
             "cpu_s": means[state + layer.PATH_CPU],
             "overhead_s": means[kernel.OVERHEAD] + means[state + layer.PATH_HOST],
         }
 
 
 class PricedPrefill:
-    """A prefill ready to be priced at many hardware points."""
+    """A prefill ready to be priced at many hardware points; errors as in `PricedStep`."""
 
     def __init__(self, model: MoEModel, prefill: Prefill) -> None:
         states = _states(model, prefill)
-        around = _operators(model, prefill.tokens, prefill.passes, 1.0)
+        around = _around(model, prefill.tokens, prefill.passes, 1.0)
         counts = fixed_counts(model, prefill.tokens / prefill.passes, prefill.passes)
         self._count = states.weight
         rows = len(states.weight)
@@ -210,7 +241,11 @@ def mean_tokens(tokens: float, top_k: float, distinct: float) -> float:
 
 
 def binomial_layers(layers: float, experts: float, share: float) -> Sequence[tuple[float, float]]:
-    """Layers of a step by how many of their experts miss, each with ``share``: pairs (layers, misses)."""
+    """Layers of a step by how many of their experts miss, each with the chance ``share``: pairs (layers, misses).
+
+    Equation: ``layers * C(experts, m) * share^m * (1 - share)^(experts - m)`` layers have m misses. Where ``experts``
+    is no whole number, all layers have the mean, ``experts * share``.
+    """
     whole = round(experts)
     if whole != experts or share in (0.0, 1.0):
         return [(layers, experts * share)]

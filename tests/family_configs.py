@@ -106,6 +106,24 @@ GEMMA4 = {
         layer_types=(["sliding_attention"] * 5 + ["full_attention"]) * 5,
     ),
 }  # fmt: skip
+LFM2_8B = sizes(
+    2048, 24, 32, 8, 65536, model_type="lfm2_moe", intermediate_size=7168, moe_intermediate_size=1792, num_experts=32,
+    num_experts_per_tok=4, num_dense_layers=2, conv_L_cache=3, full_attn_idxs=[2, 6, 10, 14, 18, 21],
+)  # fmt: skip
+LFM2_24B = LFM2_8B | {
+    "num_hidden_layers": 40, "intermediate_size": 11776, "moe_intermediate_size": 1536, "num_experts": 64,
+    "full_attn_idxs": list(range(2, 40, 4)),
+}  # fmt: skip
+TRINITY_NANO = sizes(
+    1024, 56, 8, 2, 200192, model_type="afmoe", head_dim=128, intermediate_size=3072, moe_intermediate_size=256,
+    num_experts=128, num_experts_per_tok=8, num_shared_experts=1, num_dense_layers=2, sliding_window=2048,
+    global_attn_every_n_layers=4, n_group=1, topk_group=1, num_expert_groups=1, num_limited_groups=1,
+)  # fmt: skip
+TRINITY_MINI = TRINITY_NANO | sizes(2048, 32, 32, 4, 200192, intermediate_size=6144, moe_intermediate_size=1024)
+TRINITY_LARGE = TRINITY_NANO | sizes(
+    3072, 60, 48, 8, 200192, intermediate_size=12288, moe_intermediate_size=3072, num_experts=256,
+    num_experts_per_tok=4, num_dense_layers=6, sliding_window=4096,
+)  # fmt: skip
 SWITCH = {
     "model_type": "switch_transformers", "d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12,
     "num_decoder_layers": 12, "num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6, "num_heads": 12,
@@ -151,6 +169,13 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, float | None]] = {
     "Llama-4-Scout": (SCOUT, 107_769_861_120, 17.0),
     "Llama-4-Maverick": (MAVERICK, 400_711_848_960, 17.0),
     "gemma-4-26B-A4B": (GEMMA4, 25_233_141_760 + 30, 3.8),  # and one scale a layer, stored as a buffer
+    # With the corrections of the scores, which are buffers there.
+    "LFM2-8B-A1B": (LFM2_8B, 8_339_929_856 + 22 * 32, None),
+    "LFM2.5-8B-A1B": (LFM2_8B | {"vocab_size": 128000}, 8_467_856_128 + 22 * 32, None),
+    "LFM2-24B-A2B": (LFM2_24B, 23_843_659_008 + 38 * 64, 2.3),
+    "Trinity-Nano": (TRINITY_NANO, 6_120_003_328, None),
+    "Trinity-Mini": (TRINITY_MINI, 26_123_974_400, 3.0),
+    "Trinity-Large": (TRINITY_LARGE, 398_635_286_016, 13.0),
     "switch-base-8": (SWITCH, 619_339_008, None),
     "nllb-moe-54b": (NLLB, 54_500_569_088, None),
 }

@@ -289,7 +289,7 @@ def test_misspelt_specs_get_a_close_match(name: str, close: str) -> None:
 
 def test_specs_of_the_wrong_kind(place: Place) -> None:
     place.check_refusal(("gpu", "system"), "--system", "h100-sxm")
-    check_refusal(run("specs", "schema", "gpus"), "gpus", "gpu, link, ndp, cpu, host, dram, system")
+    check_refusal(run("specs", "schema", "gpus"), "gpus", "gpu, link, ndp, cpu, host, engine, dram, system")
     check_refusal(run("reproduce", "--system", "rtx4090-pcie4", "--out", place.folder / "out"), "near-data")
 
 

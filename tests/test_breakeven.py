@@ -63,7 +63,7 @@ def sides(model: MoEModel, system: System, tokens: int, shares: list[float], pip
             on_cpu += experts * reference.cpu_expert_time(
                 m, model.expert_params, weights, model.hidden_size, cpu.effective_flops_per_s(),
                 cpu.effective_vector_flops_per_s, cpu.tile_rows or 1, cpu.effective_dram_bandwidth_bytes_per_s,
-                cpu.expert_overhead_s,
+                cpu.expert_overhead_s, cpu.effective_pack_bytes_per_s,
             )  # fmt: skip
             on_gpu += experts * reference.roofline_time(
                 2 * m * model.expert_params, weights + 4 * m * model.hidden_size, gpu.effective_flops_per_s("fp16"),
@@ -115,13 +115,14 @@ def test_picks_that_are_none_are_not_counted() -> None:
     spread_floats(2, 200),
     spread_floats(20, 2000),
     spread_floats(0.01, 10),
+    st.sampled_from([{}, {"cpu.pack_gb_per_s": 2.0}, {"cpu.pack_gb_per_s": 50.0}]),
     st.booleans(),
 )
 def test_break_even_is_the_first_of_a_plain_search(
-    name: str, link: float, ram: float, tflops: float, pipelined: bool
+    name: str, link: float, ram: float, tflops: float, packing: dict[str, float], pipelined: bool
 ) -> None:
     dtype = next(iter(load_system(name).cpu.peak_tflop_per_s))  # type: ignore[union-attr]
-    values = {"link.bandwidth_gb_per_s": link, "cpu.dram_bandwidth_gb_per_s": ram}
+    values = {"link.bandwidth_gb_per_s": link, "cpu.dram_bandwidth_gb_per_s": ram, **packing}
     system = load_system(name).with_values({**values, f"cpu.peak_tflop_per_s.{dtype}": tflops})
     model = plain_model(hidden_size=64, expert_size=96, num_experts=6, bits=16.0)
     found = break_even(model, system, pipelined=pipelined, most_batch=24)

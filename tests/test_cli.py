@@ -20,6 +20,7 @@ from commands import Answer, check_refusal, run
 import perfmodel
 from perfmodel.cli import build_parser
 from perfmodel.errors import SpecError
+from perfmodel.evidence.uncertainty import interval_for
 from perfmodel.hardware import NdpSpec, Source, System, list_specs, load_spec, load_system, write_overlay
 from perfmodel.model import MoEModel
 from perfmodel.point import dram_efficiency, ndp_bytes_per_s
@@ -286,7 +287,7 @@ def test_specs_validate_names_each_bad_file_and_checks_the_others(tmp_path: Path
     assert "none.toml" in lines[1]
 
 
-@pytest.mark.parametrize("kind", ["gpu", "link", "ndp", "cpu", "host", "dram", "system"])
+@pytest.mark.parametrize("kind", ["gpu", "link", "ndp", "cpu", "host", "engine", "dram", "system"])
 def test_specs_schema(kind: str) -> None:
     schema = run("specs", "schema", kind).document
     assert schema["title"] == f"perfmodel {kind} spec"
@@ -317,6 +318,7 @@ def test_compare_agrees_with_the_library() -> None:
     assert document["perfmodel"] == perfmodel.__version__
     for policy, found in zip(policies, document["evaluations"], strict=True):
         one = evaluate(model, "h100-cxl2-ndp", trace, policy, prompt=8, output=4)
+        assert found.pop("interval") == interval_for(one, load_system("h100-cxl2-ndp")).to_dict(one)
         assert found == json.loads(json.dumps(one.to_dict()))
         np.testing.assert_allclose(
             sum(found["breakdown_s"][part] for part in PARTS), found["tpot_mean_s"], rtol=1e-12, atol=0

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 import perfmodel
-from perfmodel import reference
+from perfmodel import oracle, reference
 from perfmodel.errors import SpecError
 from perfmodel.hardware import CpuSpec, HostSpec, Source, System, load_spec, load_system
 from perfmodel.kernels import cpu as kernel
 from perfmodel.kernels import point as place
 from perfmodel.point import hardware_point, hardware_points
+from perfmodel.run import plan_run
 from perfmodel.scenario.axis import all_axes
 
 GB = 1e9
@@ -27,7 +28,8 @@ rates = st.floats(1e6, 1e16)
 vector_rates = st.one_of(st.just(0.0), rates)
 tiles = st.integers(1, 64)
 times = st.floats(0.0, 1e-2)
-experts = st.tuples(tokens, amounts, amounts, st.integers(1, 20_000), rates, vector_rates, tiles, rates, times)
+packing = st.one_of(st.just(0.0), rates)
+experts = st.tuples(tokens, amounts, amounts, st.integers(1, 20_000), rates, vector_rates, tiles, rates, times, packing)
 
 
 def desktop(**changes: object) -> CpuSpec:
@@ -62,16 +64,40 @@ def test_expert_time_equals_reference(args: Any) -> None:
 @given(experts, st.floats(1.0, 100.0))
 def test_an_expert_is_never_slower_with_more(args: Any, x: float) -> None:
     before = kernel.cpu_expert_time(*args)
-    m, params, weights, hidden, flops, vector, tile, bytes_per_s, overhead = args
-    assert kernel.cpu_expert_time(m, params, weights, hidden, flops * x, vector, tile, bytes_per_s, overhead) <= before
-    assert kernel.cpu_expert_time(m, params, weights, hidden, flops, vector * x, tile, bytes_per_s, overhead) <= before
-    assert kernel.cpu_expert_time(m, params, weights, hidden, flops, vector, tile, bytes_per_s * x, overhead) <= before
-    assert kernel.cpu_expert_time(m + 1, params, weights, hidden, flops, vector, tile, bytes_per_s, overhead) >= before
+    for place_of_rate in (4, 5, 7, 9):
+        faster = [one * x if i == place_of_rate else one for i, one in enumerate(args)]
+        assert kernel.cpu_expert_time(*faster) <= before
+    assert kernel.cpu_expert_time(*args[:9], 0.0) <= before  # nothing is repacked
+    assert kernel.cpu_expert_time(args[0] + 1, *args[1:]) >= before
 
 
-@pytest.mark.parametrize("position", range(9))
+@given(experts)
+def test_without_packing_no_bit_of_the_older_form_changes(args: Any) -> None:
+    m, params, weights, hidden, flops, vector, tile, bytes_per_s, overhead = (np.float64(one) for one in args[:9])
+    with np.errstate(divide="ignore"):
+        s_per_flop, s_per_vector_flop, s_per_byte = 1.0 / flops, 1.0 / vector, 1.0 / bytes_per_s
+    with np.errstate(invalid="ignore"):
+        on_vector_units = 2.0 * m * params * s_per_vector_flop
+    arithmetic = np.minimum(on_vector_units, 2.0 * (np.ceil(m / tile) * tile) * params * s_per_flop)
+    moved = weights + 2.0 * m * hidden * 2.0
+    expected = 0.0 if m == 0 else np.maximum(moved * s_per_byte, arithmetic) + overhead
+    assert kernel.cpu_expert_time(*args[:9], 0.0) == expected
+
+
+@given(experts)
+def test_packing_takes_at_most_its_own_time_and_never_slows_vector_units_down(args: Any) -> None:
+    m, params, weights, _, _, vector, *_, pack = args
+    before, after = kernel.cpu_expert_time(*args[:9], 0.0), kernel.cpu_expert_time(*args)
+    most = weights / pack if pack and m else 0.0
+    assert before <= after <= (before + most) * (1 + 1e-14)
+    if vector:
+        assert after <= max(before, 2.0 * m * params / vector + args[8]) * (1 + 1e-14)
+
+
+@pytest.mark.parametrize("position", range(10))
 def test_expert_time_hands_nan_on(position: int) -> None:
     for args in ([3.0, 1e9, 1.0, 1.0, 1e12, 1e11, 16.0, 1e15, 0.0], [3.0, 1.0, 1e9, 1.0, 1e15, 1e15, 16.0, 1e9, 0.0]):
+        args.append(1e10)
         args[position] = math.nan
         with np.errstate(invalid="ignore"):
             assert math.isnan(kernel.cpu_expert_time(*args))
@@ -79,12 +105,22 @@ def test_expert_time_hands_nan_on(position: int) -> None:
 
 def test_vector_units_run_few_tokens_and_matrix_units_run_many() -> None:
     def seconds(m: int, vector: float) -> float:
-        return float(kernel.cpu_expert_time(m, 1e6, 0.0, 0.0, 16e12, vector, 16, math.inf, 0.0))
+        return float(kernel.cpu_expert_time(m, 1e6, 0.0, 0.0, 16e12, vector, 16, math.inf, 0.0, 0.0))
 
     # Tiles of 16 rows: as long for one token as for sixteen, then twice as long.
     assert [seconds(m, 0.0) for m in (1, 16, 17, 32)] == pytest.approx([2e-6, 2e-6, 4e-6, 4e-6], rel=1e-14)
     # Vector units of a quarter of the rate are faster below four tokens.
     assert [seconds(m, 4e12) for m in (1, 2, 4, 5, 16)] == pytest.approx([0.5e-6, 1e-6, 2e-6, 2e-6, 2e-6], rel=1e-14)
+
+
+def test_packing_adds_to_the_arithmetic_and_not_to_products_with_one_token() -> None:
+    def seconds(m: int) -> float:
+        return 1e6 * float(kernel.cpu_expert_time(m, 1e6, 4e6, 0.0, 1e12, 0.1e12, 1, 40e9, 0.0, 20e9))
+
+    # Reading takes 100 us, repacking 200 us, a token 2 us on matrix units and 20 us on vector units.
+    assert [seconds(m) for m in (1, 5, 8, 11, 12, 50, 100)] == pytest.approx(
+        [100, 100, 160, 220, 224, 300, 400], rel=1e-14
+    )
 
 
 # --- rate of the memory ---
@@ -105,6 +141,7 @@ def test_expert_reads_saturate_as_measured(threads: int, measured_us: float) -> 
         0.0,
         1,
         spec.effective_dram_bandwidth_bytes_per_s,
+        0.0,
         0.0,
     )
     # Two and four threads share a little less than the two limits of the model allow.
@@ -128,6 +165,9 @@ def test_more_threads_than_cores_gain_nothing_and_are_warned_about() -> None:
 def test_fewer_threads_do_less_arithmetic() -> None:
     assert desktop(threads=4).effective_flops_per_s() == desktop().effective_flops_per_s() / 4
     assert server(threads=16).effective_vector_flops_per_s == server().effective_vector_flops_per_s / 4
+    whole, quarter = server(pack_gb_per_s=80), server(pack_gb_per_s=80, threads=16)
+    assert (whole.effective_pack_bytes_per_s, quarter.effective_pack_bytes_per_s) == (80e9, 20e9)
+    assert server().effective_pack_bytes_per_s == 0
 
 
 def test_a_copy_per_socket_doubles_memory_and_gives_the_measured_speed_up() -> None:
@@ -176,6 +216,8 @@ def test_rate_is_proportional_to_populated_channels(populated: int) -> None:
         ({"threads": 1.5}, ["threads"]),
         ({"numa": "local"}, ["numa", "'local'", "replicated"]),
         ({"tile_rows": 0}, ["tile_rows", "1 to 4096"]),
+        ({"pack_gb_per_s": 0}, ["pack_gb_per_s", "0.01 to 20000"]),
+        ({"pack_gb_per_s": "fast"}, ["pack_gb_per_s"]),
         ({"thread_bandwidth_gb_per_s": -1}, ["thread_bandwidth_gb_per_s"]),
         ({"expert_overhead_us": math.nan}, ["expert_overhead_us"]),
     ],
@@ -269,6 +311,7 @@ SWEPT: dict[str, list[float]] = {
     "cpu.peak_tflop_per_s.bf16": [10, 70, 144],
     "cpu.vector_tflop_per_s": [1, 4, 18],
     "cpu.tile_rows": [1, 8, 16],
+    "cpu.pack_gb_per_s": [5, 50, 300],
     "cpu.compute_efficiency": [0.1, 0.5, 1],
     "cpu.expert_overhead_us": [0, 5, 10],
     "host.round_trip_us": [0, 35, 100],
@@ -313,6 +356,30 @@ def test_a_sweep_leaves_such_points_out_and_says_what_hurts() -> None:
     assert_array_equal(np.isnan(found.tpot_mean_s.values).reshape(-1, 2, 2), [[[False, False], [False, True]]] * 2)
     assert "populated_channels is above memory_channels" in str(found.attrs)
     assert "cpu.threads 128 is above the 64 physical cores" in found.attrs["notes"]
+
+
+@pytest.mark.parametrize("policy", ["fiddler:bits=4", "llama-cpp:bits=4", "hybrimoe:bits=4"])
+@pytest.mark.parametrize("under", [None, "ktransformers-amx", "llama-cpp-cuda"])
+def test_packing_is_priced_as_by_the_plain_loop(policy: str, under: str | None) -> None:
+    packs = load_system("h100-pcie5-cpu").with_values({"cpu.pack_gb_per_s": 1000, "gpu.memory_capacity_gb": 24})
+    run = plan_run("mixtral-8x7b", packs.with_engine(under), "tiny-mixtral-32l-mini", policy, prompt=24, output=2)
+    priced = run.price()
+    assert oracle.largest_difference(priced, oracle.per_pick(run)) <= 1e-12
+    # Prompts have several tokens an expert.
+    slow, same = run.metrics(("ttft_s",), hardware_points(run.system, {"cpu.pack_gb_per_s": [1, 1000]}))["ttft_s"]
+    assert same == priced.ttft_s
+    assert (slow > same) == (under != "llama-cpp-cuda")
+
+
+def test_engines_on_vector_units_repack_nothing() -> None:
+    plain = load_system("h100-pcie5-cpu")
+    packs = plain.with_values({"cpu.pack_gb_per_s": 40})
+    assert hardware_point(packs)[place.CPU_PACK] == 40e9
+    assert hardware_point(plain)[place.CPU_PACK] == 0
+    assert hardware_point(packs.with_engine("ktransformers-amx"))[place.CPU_PACK] == 40e9
+    on_vector_units = packs.with_engine("llama-cpp-cuda")
+    assert_array_equal(hardware_point(on_vector_units), hardware_point(plain.with_engine("llama-cpp-cuda")))
+    assert packs.at_peak() == plain.at_peak()
 
 
 # --- host ---

@@ -44,6 +44,11 @@ GRANITE = {
     "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 16, "mamba_d_head": 8, "mamba_n_groups": 2,
     "mamba_d_state": 12, "mamba_d_conv": 4, "mamba_expand": 2,
 }  # fmt: skip
+LFM2 = {
+    **SIZES, "model_type": "lfm2_moe", "num_hidden_layers": 4, "intermediate_size": 80, "moe_intermediate_size": 24,
+    "num_experts": 8, "num_experts_per_tok": 2, "num_dense_layers": 1, "conv_L_cache": 3,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+}  # fmt: skip
 
 
 def without(config: dict[str, Any], *words: str) -> dict[str, Any]:
@@ -87,6 +92,15 @@ COUNTS: dict[str, tuple[dict[str, Any], int, list[int]]] = {
         {**GRANITE, "num_local_experts": 0, "num_experts_per_tok": 0, "mamba_proj_bias": True},
         95_232,
         [34080, 14208, 34080],
+    ),
+    "lfm2": (LFM2, 194_472, [32064, 47768, 54088, 54088]),
+    "lfm2, untied, with biases, layers by index": (
+        {
+            **without(LFM2, "layer_types"), "full_attn_idxs": [1], "conv_L_cache": 4, "conv_bias": True,
+            "use_expert_bias": False, "tie_embedding": False,
+        },
+        202_000,
+        [32448, 47760, 54464, 54464],
     ),
 }  # fmt: skip
 
@@ -138,6 +152,16 @@ def test_nemotron_names_its_layers_in_two_ways_that_must_agree() -> None:
     assert MoEModel.from_config({**letters, "num_hidden_layers": 6}).num_layers == 6
 
 
+def test_lfm2_names_its_layers_in_two_ways_that_must_agree() -> None:
+    model = MoEModel.from_config(LFM2)
+    assert {kind.name: kind.layers for kind in model.attention} == {"convolution": (0, 2, 3), "full": (1,)}
+    assert model.moe_layers == (1, 2, 3)
+    assert MoEModel.from_config({**without(LFM2, "layer_types"), "full_attn_idxs": [1]}).attention == model.attention
+    assert MoEModel.from_config({**LFM2, "full_attn_idxs": [1]}).attention == model.attention
+    assert "full_attn_idxs" in refused(LFM2, full_attn_idxs=[1, 2])
+    assert "tie_embedding" in refused(LFM2, tie_embedding=False, tie_word_embeddings=True)
+
+
 def test_latent_experts_work_on_the_latent() -> None:
     model = MoEModel.from_config({**NEMOTRON, "moe_latent_size": 20})
     assert model.expert_matrices == ((20, 24), (24, 20))
@@ -156,6 +180,8 @@ def test_constant_states_do_not_grow() -> None:
     assert jamba["recurrent state"] == 6 * (128 * 5) * 4
     assert jamba["convolution state"] == 6 * 128 * 3 * 2
     assert jamba["keys and values"] == 2 * 1000 * 2 * 2 * 8 * 2
+    lfm2 = MoEModel.from_config(LFM2).kv_parts(1000)
+    assert lfm2 == {"convolution state": 3 * 64 * 2 * 2, "keys and values": 1000 * 2 * 2 * 8 * 2}
     lightning = MoEModel.from_config(LIGHTNING).kv_parts(1000)
     assert lightning == {"recurrent state": 3 * 8 * 16 * 16 * 4, "keys and values": 1000 * 2 * 2 * 16 * 2}
 
@@ -221,6 +247,18 @@ def test_the_text_part_of_a_model_that_sees_counts_alike() -> None:
         (GRANITE, "layer_types", ["mamba", "attention", "linear"]),
         (GRANITE, "mamba_expand", 3),
         (GRANITE, "shared_intermediate_size", ...),
+        (LFM2, "layer_types", ...),
+        (LFM2, "layer_types", ["conv", "full_attention", "conv"]),
+        (LFM2, "layer_types", ["conv", "sliding_attention", "conv", "conv"]),
+        (without(LFM2, "layer_types"), "full_attn_idxs", [4]),
+        (without(LFM2, "layer_types"), "full_attn_idxs", [True]),
+        (LFM2, "conv_L_cache", ...),
+        (LFM2, "conv_dim", 32),
+        (LFM2, "num_dense_layers", ...),
+        (LFM2, "num_dense_layers", 4),
+        (LFM2, "num_experts_per_tok", 9),
+        (LFM2, "num_shared_experts", 1),
+        (LFM2, "moe_layer_freq", 2),
     ],
 )
 def test_what_cannot_be_counted_is_refused_by_its_key(config: dict[str, Any], key: str, value: Any) -> None:

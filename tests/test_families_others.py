@@ -52,6 +52,10 @@ STEP = {
     **SIZES, **OWN_WIDTH, "model_type": "step3p7", "num_hidden_layers": 4, "head_dim": 16, "share_expert_dim": 28,
     "first_k_dense_replace": 1, "layer_types": [FULL, SLIDING, SLIDING, SLIDING], "sliding_window": 32,
 }  # fmt: skip
+AFMOE = {
+    **SIZES, **OWN_WIDTH, "model_type": "afmoe", "num_hidden_layers": 4, "head_dim": 16, "num_shared_experts": 1,
+    "num_dense_layers": 1, "sliding_window": 32, "global_attn_every_n_layers": 4,
+}  # fmt: skip
 ARCTIC = {
     **SIZES, **EXPERTS, "model_type": "arctic", "num_hidden_layers": 4, "moe_layer_frequency": 2, "use_residual": True,
     "parallel_attn_mlp_res": True,
@@ -77,6 +81,7 @@ COUNTS: dict[str, tuple[dict[str, Any], int, list[int]]] = {
     "mimo": (MIMO, 85_184, [36160] * 2),
     "mimo v2": (MIMO_V2, 329_096, [32128, 57488, 57488, 57488, 57488, 54152]),
     "step": (STEP, 241_112, [36512, 63912, 63912, 63912]),
+    "afmoe": (AFMOE, 270_040, [44320, 70952, 70952, 70952]),
     "arctic": (
         ARCTIC,
         2 * 6400 + 64 + 4 * (_ATTENTION + 128) + 2 * _EXPERT + 2 * (8 * _EXPERT + 8 * 64 + 3 * 64 * 64 + 64),
@@ -152,6 +157,10 @@ def test_windows_and_heads_that_differ_by_layer() -> None:
     assert {kind.name: kind.layers for kind in mimo.attention} == {"full": (0, 5), "sliding": (1, 2, 3, 4)}
     exaone = MoEModel.from_config(EXAONE)
     assert exaone.kv_bytes(100) == (100 + 3 * 32) * 2 * 2 * 16 * 2
+    afmoe = MoEModel.from_config(AFMOE)
+    assert afmoe.kv_bytes(100) == (100 + 3 * 32) * 2 * 2 * 16 * 2
+    listed = {key: value for key, value in AFMOE.items() if key != "global_attn_every_n_layers"}
+    assert MoEModel.from_config({**listed, "layer_types": [SLIDING] * 3 + [FULL]}).attention == afmoe.attention
     other = {"attention_type": SLIDING, "num_attention_heads": 12, "num_attention_groups": 4, "head_dim": 16}
     step = MoEModel.from_config({**STEP, "attention_other_setting": other})
     assert step.kv_bytes(100) == (100 * 2 + 3 * 32 * 4) * 2 * 16 * 2
@@ -219,6 +228,17 @@ def test_layers_for_multi_token_prediction_are_left_out_and_said() -> None:
         (STEP, "layer_types", ...),
         (STEP, "moe_layers_enum", "1,2"),
         (STEP, "attention_other_setting", {"num_attention_heads": 12, "head_dim": 16}),
+        (AFMOE, "global_attn_every_n_layers", ...),
+        (AFMOE, "layer_types", [SLIDING, SLIDING, FULL, FULL]),
+        (AFMOE, "layer_types", [SLIDING, SLIDING, FULL]),
+        (AFMOE, "sliding_window", ...),
+        (AFMOE, "num_dense_layers", ...),
+        (AFMOE, "num_dense_layers", 4),
+        (AFMOE, "num_shared_experts", ...),
+        (AFMOE, "num_expert_groups", 2),
+        (AFMOE, "n_group", 16),
+        (AFMOE, "attention_bias", True),
+        (AFMOE, "moe_layer_freq", 2),
         (ARCTIC, "parallel_attn_mlp_res", False),
         (ARCTIC, "moe_layer_frequency", 5),
         (GROK, "intermediate_size", ...),

@@ -309,8 +309,8 @@ def test_a_useless_constant_is_rejected_and_a_useful_one_is_not() -> None:
 
 def test_a_small_gain_is_named_as_such() -> None:
     assert str(Rejected("c", 0.151, 0.152)) == (
-        "constant c does not improve the leave-one-source-out error (15.10 % with, 15.20 % without, less than 1 % of it):"
-        " rejected"
+        "constant c does not improve the leave-one-source-out error (15.10 % with, 15.20 % without, less than 1 % of"
+        " it): rejected"
     )
 
 

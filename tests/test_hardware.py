@@ -36,7 +36,8 @@ NAMES = {
     "gpu": {"h100-sxm", "h100-pcie", "a100-80gb", "h200", "t4", "rtx-a5000", "rtx-a6000", "l20", "l40", "l40s"}
     | {f"rtx-{number}" for number in (2080, 3060, 3070, 3090, 4070, 4080, 4090, 5070, 5080, 5090)}
     | {"rtx-3090-ti", "rtx-4090d", "rtx-5060-ti", "rtx-5880-ada", "quadro-rtx-5000", "quadro-rtx-6000"}
-    | {"gh200", "gb10", "radeon-rx-7900-xt", "radeon-8060s", "apple-m4-pro", "apple-m5-pro", "apple-m5-max"},
+    | {"gh200", "gb10", "radeon-rx-6900-xt", "radeon-rx-7900-xt", "radeon-8060s"}
+    | {"apple-m4-pro", "apple-m5-pro", "apple-m5-max"},
     "link": {f"pcie-{gen}.0-x{lanes}" for gen in (3, 4, 5) for lanes in (8, 16)}
     | {"pcie-4.0-x4", "cxl-2.0-x8", "cxl-2.0-x16", "nvlink-c2c", "unified"},
     "ndp": {"monde-ndp", "monde-ndp-interleaved"},

@@ -247,7 +247,10 @@ def test_the_pool_holds_numbers() -> None:
 
 
 def product_time(row: Row, constants: dict[str, float]) -> float:
-    """A product by the reference formula; the memory and the units are shared evenly by threads."""
+    """A product by the reference formula; the memory and the units are shared evenly by threads.
+
+    Only the BLAS library repacks weights.
+    """
     share = row.threads / 8
     return reference.cpu_expert_time(
         tokens=row.tokens,
@@ -259,6 +262,7 @@ def product_time(row: Row, constants: dict[str, float]) -> float:
         tile_rows=int(constants["tile"]),
         bytes_per_s=min(constants["memory"], constants["thread"] * row.threads),
         overhead_s=constants["product"],
+        pack_bytes_per_s=constants.get("pack", 0.0) * share if row.kernel == "blas" else 0.0,
     )
 
 
@@ -281,6 +285,7 @@ def made_rows(constants: dict[str, float], noise: float = 0.0, threads: tuple[in
 
 
 CONSTANTS = {"memory": 400e9, "thread": 75e9, "vector": 300e9, "matrix": 1.2e12, "tile": 16.0, "product": 4e-6}
+PACKED = {**CONSTANTS, "tile": 8.0, "pack": 250e9}
 
 
 def test_experiments_cover_what_they_promise() -> None:
@@ -296,6 +301,7 @@ def test_experiments_cover_what_they_promise() -> None:
 def test_the_fit_finds_the_constants(tile: float) -> None:
     fits = fit_rows(made_rows({**CONSTANTS, "tile": tile}))
     assert fits.blas.median_error < 1e-3
+    assert fits.blas.pack_bytes_per_s is None
     assert_allclose(fits.blas.bytes_per_s, CONSTANTS["memory"], rtol=0.01, atol=0)
     assert_allclose(fits.blas.product_s, CONSTANTS["product"], rtol=0.2, atol=0)
     assert_allclose(fits.blas.thread_bytes_per_s, CONSTANTS["thread"], rtol=0.05, atol=0)
@@ -315,6 +321,29 @@ def test_the_fit_stands_noise_and_disturbed_rows() -> None:
     assert 0.0 < fit.median_error < 0.1
 
 
+@pytest.mark.parametrize(("tile", "pack"), [(1.0, 200e9), (8.0, 250e9), (8.0, 120e9)])
+def test_the_fit_tells_packing_from_arithmetic(tile: float, pack: float) -> None:
+    exact = fit_rows(made_rows({**CONSTANTS, "tile": tile, "pack": pack}))
+    assert exact.blas.median_error < 1e-3
+    assert exact.blas.pack_bytes_per_s is not None
+    assert_allclose(exact.blas.pack_bytes_per_s, pack, rtol=0.02, atol=0)
+    assert_allclose(exact.blas.matrix_flops_per_s, CONSTANTS["matrix"], rtol=0.02, atol=0)
+    assert_allclose(exact.blas.bytes_per_s, CONSTANTS["memory"], rtol=0.01, atol=0)
+    # Weights of few bits are stored ready for use.
+    assert exact.quantised.pack_bytes_per_s is None
+    assert exact.quantised.matrix_flops_per_s == exact.blas.matrix_flops_per_s
+    rows = made_rows({**CONSTANTS, "tile": tile, "pack": pack}, noise=0.05)
+    rows = [
+        row._replace(timing=row.timing._replace(seconds=10 * row.timing.seconds))
+        if row.kernel == "blas" and row.tokens < LARGE_TOKENS and i % 9 == 0
+        else row
+        for i, row in enumerate(rows)
+    ]
+    noisy = fit_rows(rows).blas
+    assert noisy.pack_bytes_per_s is not None
+    assert_allclose([noisy.pack_bytes_per_s, noisy.matrix_flops_per_s], [pack, CONSTANTS["matrix"]], rtol=0.15, atol=0)
+
+
 def test_few_bits_are_bound_by_arithmetic() -> None:
     fits = fit_rows(made_rows({**CONSTANTS, "vector": 200e9}))
     assert fits.quantised.tile_rows == fits.blas.tile_rows
@@ -330,11 +359,13 @@ def test_a_fit_needs_single_tokens() -> None:
 # The overlay
 
 
+@pytest.mark.parametrize("constants", [CONSTANTS, PACKED])
 @pytest.mark.parametrize("kernels", ["blas", "quantised"])
-def test_the_spec_gives_back_the_measured_times(kernels: str) -> None:
+def test_the_spec_gives_back_the_measured_times(kernels: str, constants: dict[str, float]) -> None:
     """What is fitted, divided into peaks and shares, written and read, prices products as they were measured."""
-    rows = made_rows(CONSTANTS)
+    rows = made_rows(constants)
     cpu = cpu_spec(MACHINE, rows, fit_rows(rows), kernels)
+    assert (cpu.pack_gb_per_s is not None) == (kernels == "blas" and "pack" in constants)
     assert (cpu.cores, cpu.threads, cpu.sockets) == (8, None, 1)
     assert {cpu.source_of(key).source for key in cpu.numeric_keys()} == {"measured"}
     cited = cpu.source_of("dram_efficiency").citation
@@ -347,21 +378,23 @@ def test_the_spec_gives_back_the_measured_times(kernels: str) -> None:
                 tokens=row.tokens, params=row.shape.params, weight_bytes=row.weight_bytes, hidden=row.shape.cols,
                 flops_per_s=cpu.effective_flops_per_s(), vector_flops_per_s=cpu.effective_vector_flops_per_s,
                 tile_rows=cpu.tile_rows or 1, bytes_per_s=cpu.effective_dram_bandwidth_bytes_per_s,
-                overhead_s=cpu.expert_overhead_s / 3,
+                overhead_s=cpu.expert_overhead_s / 3, pack_bytes_per_s=cpu.effective_pack_bytes_per_s,
             )  # fmt: skip
             assert_allclose(time_s, row.timing.seconds, rtol=0.05, atol=0)
 
 
 def test_fewer_threads_than_cores_leave_the_peaks_whole() -> None:
-    rows = made_rows(CONSTANTS, threads=(1, 8))
+    rows = made_rows(PACKED, threads=(1, 8))
     cpu = cpu_spec(MACHINE._replace(cores=16), rows, fit_rows(rows), "blas")
     assert cpu.threads == 8
+    assert cpu.pack_gb_per_s is not None
+    assert_allclose([cpu.pack_gb_per_s, cpu.effective_pack_bytes_per_s / 1e9], [500, 250], rtol=0.02, atol=0)
     assert_allclose(cpu.effective_flops_per_s(), 1.2e12, rtol=0.02, atol=0)
     assert_allclose(cpu.peak_flops_per_s("fp32"), 2 * 1.25 * 1.2e12, rtol=1e-9, atol=0)
 
 
 def made_measurement(**changed: Any) -> Measurement:
-    rows = made_rows(CONSTANTS)
+    rows = made_rows(PACKED)
     fits = fit_rows(rows)
     base = load_system(measurement.BASE)
     cpu = cpu_spec(MACHINE, rows, fits, "blas")
@@ -426,7 +459,7 @@ def test_the_prediction_is_the_closed_form_of_the_system() -> None:
                 tokens=int(count), params=layer.params, weight_bytes=4.0 * layer.params, hidden=layer.hidden,
                 flops_per_s=cpu.effective_flops_per_s(), vector_flops_per_s=cpu.effective_vector_flops_per_s,
                 tile_rows=cpu.tile_rows or 1, bytes_per_s=cpu.effective_dram_bandwidth_bytes_per_s,
-                overhead_s=cpu.expert_overhead_s,
+                overhead_s=cpu.expert_overhead_s, pack_bytes_per_s=cpu.effective_pack_bytes_per_s,
             )
             for count in np.unique(picks, return_counts=True)[1]
         )  # fmt: skip

@@ -63,15 +63,15 @@ def refusal(path: object) -> str:
 
 
 def test_all_runs_are_there_sorted_and_in_few_words() -> None:
-    assert len(RUNS) == len(BY_ID) == 323
+    assert len(RUNS) == len(BY_ID) == 346
     assert [run.id for run in RUNS] == sorted(BY_ID)
     assert all(len(run.note or "") <= 200 for run in RUNS)
 
 
 def test_enough_rows_count_and_from_many_sources() -> None:
     decode, prefill = counting(RUNS, "decode"), counting(RUNS, "prefill")
-    assert len(decode) == 220
-    assert len(prefill) == 39
+    assert len(decode) == 229
+    assert len(prefill) == 69
     assert len({run.source for run in decode}) == 16
     # No source hides the others: half the rows are those of two machines that are documented completely.
     assert max(Counter(run.source for run in decode).values()) == 96
@@ -82,16 +82,17 @@ def test_the_fields_that_are_missing() -> None:
         return dict(Counter(missing_field(run, quantity) for run in RUNS))
 
     assert missing("decode") == {
-        None: 220,
+        None: 229,
+        "decode_tok_per_s": 40,
         "excluded_because": 25,
-        "model": 22,
-        "decode_tok_per_s": 17,
         "expert_bits": 13,
         "gpu_experts": 11,
+        "model": 10,
         "gpu": 8,
         "cpu": 3,
-        "other_bits": 1,
+        "decode_excluded_because": 3,
         "split": 3,
+        "other_bits": 1,
     }
     assert missing("prefill")["prefill_excluded_because"] == 11
 
@@ -159,7 +160,7 @@ def test_the_two_complete_machines() -> None:
 def test_rows_equal_the_facts_they_come_from(shared: Path) -> None:
     records = json.loads((shared / "facts" / "measured.json").read_text())
     records = {one["id"]: one for one in records if one["record_type"] == "inference"}
-    assert records.keys() == BY_ID.keys()
+    assert records.keys() == {run.id for run in RUNS if "-" not in run.id}
     for name, record in records.items():
         run = BY_ID[name]
         assert run.decode_tok_per_s == record["decode_tok_s"], name
@@ -178,6 +179,19 @@ def test_rows_equal_the_facts_they_come_from(shared: Path) -> None:
             assert_allclose(run.gpu_experts, record["gpu_expert_fraction"], rtol=1e-5, atol=0, err_msg=name)
         # Own words: no note of the record is taken over.
         assert not (run.note and record["notes"] and run.note in record["notes"] and len(run.note) > 40), name
+
+
+def test_prompts_of_a_run_are_rows_of_their_own(shared: Path) -> None:
+    records = {one["id"]: one for one in json.loads((shared / "facts" / "measured.json").read_text())}
+    prompts = [run for run in RUNS if "-" in run.id]
+    assert len(prompts) == 23
+    for run in prompts:
+        name, _, tokens = run.id.partition("-")
+        derived = records[name]["derived"]
+        times = derived.get("prefill_ms_by_prompt_len") or {"2695": derived["prefill_ms_2695_tokens"]}
+        assert run.prompt_tokens == int(tokens)
+        assert run.prefill_tok_per_s is not None
+        assert_allclose(run.prefill_tok_per_s, 1e3 * int(tokens) / times[tokens], rtol=1e-5, atol=0)
 
 
 # --- shapes
@@ -227,6 +241,24 @@ def test_recalled_shapes_have_the_size_of_their_names(shape: str, total: float, 
         assert_allclose(model.active_params_without_input_embedding / 1e9, active, rtol=0.06, atol=0)
     path = Path(__file__).parent.parent / "perfmodel" / "shapes" / f"{shape}.json"
     assert "recalled, not re-read" in json.loads(path.read_text())["source"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "total", "active"),
+    [
+        ("lfm2-8b-a1b", 8.34, None),
+        ("lfm2.5-8b-a1b", 8.47, None),
+        ("lfm2-24b-a2b", 23.84, 2.3),
+        ("trinity-mini", 26.1, 3.05),
+    ],
+)
+def test_quoted_shapes_have_the_published_size(shape: str, total: float, active: float | None) -> None:
+    model = MoEModel.from_config(shape)
+    assert_allclose(model.total_params / 1e9, total, rtol=1e-3, atol=0)
+    if active is not None:
+        assert_allclose(model.active_params_without_input_embedding / 1e9, active, rtol=0.02, atol=0)
+    path = Path(__file__).parent.parent / "perfmodel" / "shapes" / f"{shape}.json"
+    assert "not re-read from the publisher" in json.loads(path.read_text())["source"]
 
 
 # --- files of one's own

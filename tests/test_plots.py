@@ -393,7 +393,7 @@ def test_checking_a_suffix_needs_no_matplotlib():
 
 def test_the_package_offers_its_public_names_and_no_others():
     known = ["KINDS", "SUFFIXES", "check_suffix", "rank_figures", "read_steps", "reproduction_figures", "save"]
-    known += ["survey_figures"]
+    known += ["survey_figures", "validation_figures"]
     known += [f"{one}_figure" for one in ("assignments", "comparison", "control", "losses", "profile", "sweep")]
     assert plots.__all__ == sorted(known)
     assert {*plots.__all__} <= {*dir(plots)}

@@ -42,7 +42,7 @@ def test_names_paths_and_objects_give_the_same_scenario(tmp_path: Any) -> None:
     built = Scenario.of(mixtral(), load_system("h100-cxl2-ndp"), recording(), losses=losses, **SHORT)
     assert named.content() == built.content()
     assert named.references["trace"] == str(tmp_path / "trace.npz")
-    assert built.references == dict.fromkeys(("model", "system", "trace", "loss"))
+    assert built.references == dict.fromkeys(("model", "system", "trace", "loss", "engine"))
     point = ("context-aware:mean_bits=2", {}, {}, ("tpot_mean_s",))
     assert named.prices(*point) == built.prices(*point)
 

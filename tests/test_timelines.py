@@ -25,9 +25,11 @@ def machines(draw: st.DrawFn) -> System:
     near = draw(systems())
     whole = load_system("h100-pcie5-cpu")
     system = near.model_copy(update={"cpu": whole.cpu, "host": whole.host})
+    packing = {"cpu.pack_gb_per_s": draw(spread_floats(1.0, 2000.0))} if draw(st.booleans()) else {}
     return system.with_values(
         {
             "cpu.dram_bandwidth_gb_per_s": draw(spread_floats(1.0, 2000.0)),
+            **packing,
             "host.round_trip_us": draw(st.sampled_from([0.0, 20.0])),
             "host.copy_overhead_us": draw(st.sampled_from([0.0, 5.0])),
         }

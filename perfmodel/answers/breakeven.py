@@ -196,7 +196,7 @@ class _Sides:
         self._cpu = cpu_expert_time(
             tokens, params, weights, float(model.hidden_size), points[place.CPU_FLOPS],
             points[place.CPU_VECTOR_FLOPS], points[place.CPU_TILE], points[place.CPU_BANDWIDTH],
-            points[place.CPU_OVERHEAD],
+            points[place.CPU_OVERHEAD], points[place.CPU_PACK],
         )  # fmt: skip
         padded = padded_tokens(tokens, points[place.EXPERT_TILE])
         self._gpu = roofline_time(

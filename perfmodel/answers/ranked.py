@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,12 @@ from typing import Any, NamedTuple
 
 from perfmodel.errors import PolicyError
 from perfmodel.evaluation import Evaluation, Metric
+from perfmodel.evidence.uncertainty import Uncertainty
 from perfmodel.hardware.system import System
 from perfmodel.model import MoEModel
+
+#: Metrics that the decode rate alone decides.
+_BY_RATE = ("tpot_mean_s", "decode_tok_per_s", "decode_s")
 
 
 class Refused(NamedTuple):
@@ -50,6 +55,7 @@ class Ranked:
     evaluation : everything else about it. belady_hit_rate : share of decode picks that a cache of the same slots would
         hit by Belady's rule [1] (see `answers.cache_bound`); None for what is no cache.
     bits : mean stored bits a weight of the experts that decode picks and runs [bit]; None where none runs.
+    uncertainty : what measured runs say about the error of its decode rate.
     """
 
     label: str
@@ -57,6 +63,7 @@ class Ranked:
     evaluation: Evaluation
     belady_hit_rate: float | None
     bits: float | None
+    uncertainty: Uncertainty
 
     @property
     def gpu_memory_bytes(self) -> float:
@@ -90,6 +97,7 @@ class Ranked:
             "link_bytes": self.link_bytes,
             "link_busy": self.link_busy,
             "floor_share": self.floor_share,
+            "interval": self.uncertainty.to_dict(self.evaluation),
             "evaluation": self.evaluation.to_dict(),
         }
 
@@ -122,6 +130,18 @@ class Ranking:
         return self.system.gpu.memory_capacity_gb
 
     @property
+    def unresolved(self) -> list[tuple[Ranked, Ranked]]:
+        """Neighbours in an order by decode rate whose intervals of it overlap."""
+        found: list[tuple[Ranked, Ranked]] = []
+        if self.metric.name not in _BY_RATE:
+            return found
+        for one, other in itertools.pairwise(self.rows):
+            first, second = one.uncertainty.rate(one.evaluation), other.uncertainty.rate(other.evaluation)
+            if first and second and first[0] <= second[1] and second[0] <= first[1]:
+                found.append((one, other))
+        return found
+
+    @property
     def reduced(self) -> list[str]:
         """Policies whose picks run below the stored precision of the model, in the mean."""
         stored = float(self.model.expert_bits) * (1 - 1e-9)
@@ -141,11 +161,13 @@ class Ranking:
             "model": self.model.name,
             "system": self.system.name,
             "system_hash": self.system.content_hash(),
+            "engine": None if self.system.engine is None else self.system.engine.name,
             "gpu_memory_gb": self.memory_gb,
             "values": dict(self.values),
             "bits": None if self.bits is None else {"given": self.bits, "to": list(self.given_bits)},
             "losses": dict(zip(("name", "origin"), self.losses, strict=True)),
             "ranking": [one.to_dict() for one in self.rows],
+            "unresolved": [[one.label, other.label] for one, other in self.unresolved],
             "refused": [one._asdict() for one in self.refused],
             "notes": list(self.notes),
         }

@@ -27,6 +27,8 @@ from perfmodel.bitwidth import LossTable, losses_for
 from perfmodel.errors import PerfModelError, PlacementError, PolicyError, SpecError, TraceError
 from perfmodel.evaluation import METRICS, Metric, percentile_of
 from perfmodel.evaluation import metric as find_metric
+from perfmodel.evidence.uncertainty import interval_for
+from perfmodel.hardware import EngineSpec
 from perfmodel.hardware.base import shown, suggestion
 from perfmodel.hardware.system import System
 from perfmodel.model import MoEModel
@@ -34,7 +36,7 @@ from perfmodel.point import Points, hardware_point
 from perfmodel.policies import POLICIES, Executor, Plan, PlanInputs, Policy
 from perfmodel.routing.replay import BatchOf
 from perfmodel.run import Run, make_replay, plan_run
-from perfmodel.scenario.inputs import check_layers, checked_tokens, load_input, named_policies
+from perfmodel.scenario.inputs import check_layers, checked_tokens, load_input, named_policies, under_engine
 from perfmodel.scenario.notes import labelled
 from perfmodel.scenario.numbers import plain, real
 
@@ -70,6 +72,7 @@ def rank(
     layers: Literal["cycle"] | None = None,
     values: Mapping[str, float | str] | None = None,
     bits: float | None = None,
+    engine: EngineSpec | str | os.PathLike[str] | None = None,
 ) -> Ranking:
     """Every policy that applies, priced on the same trace with the same GPU memory, sorted by a metric.
 
@@ -85,6 +88,7 @@ def rank(
         as ``tpot_ms`` and ``tok_per_s``.
     values : other values of the system, by dotted key.
     bits : stored bits a weight of every policy that has an option ``bits`` and whose text does not set it [bit].
+    engine : inference engine of the system, by name, path or object; ``none`` for no engine, None for its own.
 
     Raises
     ------
@@ -96,6 +100,7 @@ def rank(
         load_input(kind, value)
         for kind, value in (("model", model), ("system", system), ("trace", trace), ("loss", losses))
     )
+    machine = under_engine(machine, engine)
     card, machine, changed = machine.gpu.memory_capacity_gb, *_with_values(machine, memory_budget_gb, values)
     prompt, output = checked_tokens("prompt", prompt), checked_tokens("output", output)
     check_layers(layers)
@@ -243,7 +248,9 @@ def _ranked(run: Run, label: str, metric: Metric, inputs: PlanInputs, known: dic
     if size is not None and size not in known:
         known[size] = belady_hit_rate(size, inputs)
     bound = None if size is None else known[size]
-    return Ranked(label, None if math.isnan(value) else value, run.price(), bound, _mean_bits(run.plan))
+    evaluation = run.price()
+    error = interval_for(evaluation, run.system)
+    return Ranked(label, None if math.isnan(value) else value, evaluation, bound, _mean_bits(run.plan), error)
 
 
 def _mean_bits(plan: Plan) -> float | None:

@@ -97,6 +97,7 @@ def scenario_of(options: argparse.Namespace, policies: tuple[str, ...]) -> Any:
         batch=options.batch,
         batch_of=options.batch_of,
         micro_batch=options.micro_batch,
+        engine=options.engine,
     )
 
 

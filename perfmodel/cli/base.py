@@ -93,6 +93,7 @@ def add_scenario(
         what = meaning if default is None else f"{meaning} (default {default})"
         value = None if from_file else default
         parser.add_argument(f"--{name}", required=default is None, default=value, metavar=metavar, help=what)
+    add_engine(parser)
     if policies is not None:
         parser.add_argument(
             "--policy",
@@ -114,6 +115,19 @@ def add_scenario(
     parser.add_argument("--micro-batch", type=int, metavar="N", help="tokens of a prefill pass (default: one pass)")
     parser.add_argument("--layers", choices=["cycle"], help="replay a trace that has another number of layers")
     parser.add_argument("--loss", "--losses", metavar="FILE", help="loss table (.npz; widths up to 4 bits are used)")
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """The option of the engine that a system runs under."""
+    text = "inference engine of the system: bundled profile or file, or none (default: the system's own)"
+    parser.add_argument("--engine", metavar="NAME", help=text)
+
+
+def load_machine(options: argparse.Namespace) -> Any:
+    """The system of ``--system``, under the engine of ``--engine`` where that is given."""
+    from perfmodel.scenario.inputs import load_input, under_engine
+
+    return under_engine(load_input("system", options.system), options.engine)
 
 
 def default_policies(system: Any) -> list[str]:

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli.base import add_command, print_json, print_text, quoted
+from perfmodel.cli.base import add_command, add_engine, load_machine, print_json, print_text, quoted
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def add(commands: Any) -> None:
         "--model", default=_MODEL, metavar="CONFIG", help=f"config, GGUF file or bundled name (default {_MODEL})"
     )
     one.add_argument("--system", default=_SYSTEM, metavar="SPEC", help=f"system with a cpu (default {_SYSTEM})")
+    add_engine(one)
     stored = one.add_mutually_exclusive_group()
     stored.add_argument("--bits", type=float, metavar="N", help="stored bits of an expert's weights, scales included")
     stored.add_argument("--dtype", metavar="FORMAT", help="the same by format, such as q4_k or expert=q4_k")
@@ -58,7 +59,7 @@ def _breakeven(options: argparse.Namespace) -> int:
         model = dataclasses.replace(model, storage=model.storage.override(dtype))
     found = break_even(
         model,
-        options.system,
+        load_machine(options),
         bits=options.bits,
         trace=options.trace,
         pipelined=options.pipelined,

@@ -23,6 +23,7 @@ from perfmodel.cli import (
     sweep,
     trace,
     tune,
+    validate,
 )
 from perfmodel.cli.base import EXIT_BAD_INPUT, Parser, no_answer, one_line, say
 from perfmodel.errors import NoAnswerError, PerfModelError
@@ -38,7 +39,7 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for group in (
         reproduce, compare, rank, sweep, solve, answers, breakeven, tune, model, trace, losses, plot, specs, calibrate,
-        measure,
+        measure, validate,
     ):  # fmt: skip
         group.add(commands)
     return parser

@@ -9,6 +9,7 @@ from perfmodel.cli.base import (
     add_scenario,
     check_figure,
     default_policies,
+    load_machine,
     load_plots,
     load_trace,
     print_json,
@@ -32,14 +33,14 @@ def add(commands: Any) -> None:
 def _compare(options: argparse.Namespace) -> int:
     from perfmodel import reports
     from perfmodel.bitwidth import LossTable, losses_for
-    from perfmodel.hardware import load_system
+    from perfmodel.evidence.uncertainty import interval_for
     from perfmodel.model import MoEModel
     from perfmodel.run import make_replay, plan_run
 
     if options.plot is not None:
         check_figure("--plot", options.plot)
     model = MoEModel.from_config(options.model)
-    system = load_system(options.system)
+    system = load_machine(options)
     texts = options.policy or default_policies(system)
     trace = load_trace(options.trace)
     losses = None if options.loss is None else LossTable.load(options.loss)
@@ -54,10 +55,11 @@ def _compare(options: argparse.Namespace) -> int:
         capacity = {system.name: system.gpu.memory_capacity_bytes}
         plots.save(plots.comparison_figure(evaluations, labels=texts, gpu_capacity_bytes=capacity), Path(options.plot))
         say(f"wrote {options.plot}")
+    known = [interval_for(one, system) for one in evaluations]
     if options.json:
-        print_json(reports.comparison_data(evaluations, model, system, trace, table, differences))
+        print_json(reports.comparison_data(evaluations, model, system, trace, table, differences, known))
     else:
-        print_text(reports.comparison(evaluations, differences))
+        print_text(reports.comparison(evaluations, differences, known))
     return 0
 
 

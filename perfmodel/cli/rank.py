@@ -83,6 +83,7 @@ def _rank(options: argparse.Namespace) -> int:
             layers=options.layers,
             values=_values(options.set or []),
             bits=options.bits,
+            engine=options.engine,
         )
     except NoPolicyError as error:
         if len(error.reasons) == 1:
@@ -226,7 +227,10 @@ def _same_rule(first: Ranked, second: Ranked) -> bool:
 
 def _reading(found: Ranking) -> list[str]:
     """What equal memory means, what the bounds bound, and what the quality rests on."""
+    from perfmodel.reports import intervals
+
     system = found.system
+    labels, evaluations, known = zip(*((one.label, one.evaluation, one.uncertainty) for one in found.rows), strict=True)
     parts = {"near-data device": system.ndp, "CPU": system.cpu}
     present = [f"the {what} {part.name}" for what, part in parts.items() if part is not None]
     missing = [f"no {what}" for what, part in parts.items() if part is None]
@@ -242,6 +246,8 @@ def _reading(found: Ranking) -> list[str]:
         f" {' and '.join([*present, *missing])}",
         "floor: the policy's own bytes over the datasheet rate of the busiest memory or link; no schedule of the same"
         " traffic is faster. link: weights and activations that cross it for a token",
+        *intervals(labels, evaluations, known, ends=False),
+        *_unresolved(found),
         "hits: expert in GPU memory before the layer asks, mean over sequences; the notes below count all picks alike"
         " and may differ a little. It does not predict speed, and nothing is sorted by it",
         "Belady: hits of a cache of the same slots and start that knows the future; caches on demand stay below it,"
@@ -249,6 +255,24 @@ def _reading(found: Ranking) -> list[str]:
         f"loss: {quality} of the experts that decode picks, by loss table {name} ({origin}); 0 at the stored"
         " precision, - where the table cannot tell. No accuracy follows from it",
         f"weakest source among the hardware constants: {found.rows[0].evaluation.weakest_source}",
+    ]
+
+
+def _unresolved(found: Ranking) -> list[str]:
+    """Which neighbours the known error does not tell apart, and what that does not mean."""
+    places = {id(one): place for place, one in enumerate(found.rows, 1)}
+    chains: list[list[int]] = []
+    for one, other in found.unresolved:
+        if chains and chains[-1][-1] == places[id(one)]:
+            chains[-1].append(places[id(other)])
+        else:
+            chains.append([places[id(one)], places[id(other)]])
+    if not chains:
+        return []
+    which = ", ".join(f"{chain[0]} to {chain[-1]}" for chain in chains)
+    return [
+        f"intervals of neighbours overlap in places {which}: the known error does not resolve their order. It is that"
+        " of one prediction against one measurement; policies on one machine share part of it, nobody measured how much"
     ]
 
 

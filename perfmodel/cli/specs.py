@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
     one = add_command(specs, "validate", "check spec files", _validate)
     one.add_argument("files", nargs="+", metavar="FILE")
     one = add_command(specs, "schema", "print the JSON Schema of a kind of spec, for editors", _schema)
-    one.add_argument("kind", metavar="KIND", help="gpu, link, ndp, cpu, host, dram or system")
+    one.add_argument("kind", metavar="KIND", help="gpu, link, ndp, cpu, host, engine, dram or system")
 
 
 def _list(options: argparse.Namespace) -> int:

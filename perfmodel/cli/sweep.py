@@ -19,8 +19,8 @@ and files may be separated by ';' instead; a text that ends in ';' is a single o
 """
 #: Options that are called like the parameters of `perfmodel.sweep`.
 _SAME_NAMES = (
-    "model", "system", "trace", "policy", "prompt", "output", "batch", "batch_of", "micro_batch", "layers", "zip",
-    "cases", "sample", "dtype",
+    "model", "system", "trace", "policy", "prompt", "output", "batch", "batch_of", "micro_batch", "layers", "engine",
+    "zip", "cases", "sample", "dtype",
 )  # fmt: skip
 #: Options that say nothing about the scenario.
 _NOT_LISTED = (

@@ -20,12 +20,12 @@ from perfmodel.point import hardware_point
 ROBUST_SCALE = 0.1
 #: How far a constant may move from its evidence, either way, as a factor.
 WIDEST_FACTOR = 8.0
-#: The constants that can be fitted, and the place of the hardware point that each scales.
+#: The constants that can be fitted, and the places of the hardware point that each scales.
 FITTABLE = {
-    "gpu.memory_efficiency": place.GPU_BANDWIDTH,
-    "gpu.layer_overhead_us": place.LAYER_OVERHEAD,
-    "ndp.dram_efficiency": place.NDP_BANDWIDTH,
-    "link.bandwidth_gb_per_s": place.LINK_BANDWIDTH,
+    "gpu.memory_efficiency": (place.GPU_BANDWIDTH, place.EXPERT_BANDWIDTH),
+    "gpu.layer_overhead_us": (place.LAYER_OVERHEAD,),
+    "ndp.dram_efficiency": (place.NDP_BANDWIDTH,),
+    "link.bandwidth_gb_per_s": (place.LINK_BANDWIDTH,),
 }
 _STEP = 1e-6
 _FIRST_STEP = 0.02
@@ -79,11 +79,11 @@ def _bounds(system: System, keys: Sequence[str]) -> tuple[NDArray[np.float64], N
 def scaled_points(system: System, keys: Sequence[str], logs: NDArray[np.float64]) -> NDArray[np.float64]:
     """Hardware points of the system with the constants ``keys`` at exp(``logs``) [N, keys] -> [N, POINT_SIZE].
 
-    Every constant that can be fitted scales one place of the point, so no spec is validated on the way.
+    Every constant that can be fitted scales places of the point, so no spec is validated on the way.
     """
     points = np.tile(hardware_point(system), (len(logs), 1))
     for column, key in enumerate(keys):
-        points[:, FITTABLE[key]] *= np.exp(logs[:, column]) / system.get(key)
+        points[:, FITTABLE[key]] *= np.exp(logs[:, column, None]) / system.get(key)
     return points
 
 

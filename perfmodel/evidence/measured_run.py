@@ -75,8 +75,8 @@ class MeasuredRun:
         dram_gb_per_s : rate of host memory over all sockets that the row states [GB/s]. expert_read_gb_per_s : rate at
         which its CPU was measured to read experts, by a benchmark of its own [GB/s].
     engine, engine_version : profile and version of the software.
-    batch, batch_of : mean rows of a decode step, and whether they, or the tokens of a prompt, are sequences, consecutive
-        tokens of a random text, or of a real one ("text"), whose tokens visit fewer different experts.
+    batch, batch_of : mean rows of a decode step, and whether they, or the tokens of a prompt, are sequences,
+        consecutive tokens of a random text, or of a real one ("text"), whose tokens visit fewer different experts.
     prompt_tokens, output_tokens : lengths [token]. context_tokens : mean context of a decode step [token].
     gpu_experts : share of the routed experts that the GPU holds [1]. elsewhere : whether the others run on the CPU or
         are fetched. active_experts : experts a token visits, where the run used another number than the model has.

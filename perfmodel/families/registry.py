@@ -37,6 +37,7 @@ class Wrapper:
 #: The modules with a mapping ``FAMILIES``, one a publisher or architecture.
 _MODULES = (
     "ai21",
+    "arcee",
     "baidu",
     "databricks",
     "decilm",
@@ -47,6 +48,7 @@ _MODULES = (
     "ibm",
     "inclusion",
     "lg",
+    "liquid",
     "llama",
     "llama4",
     "microsoft",

@@ -42,15 +42,15 @@ class EngineSpec(Spec):
     own. ``grouped`` experts of a layer share one set of kernels, so ``n_half`` is paid once for each of their
     matrices and not once for each expert; with ``single`` ones every matrix of every expert is a kernel of its own.
     From ``batched_from_tokens`` tokens a step on, every layer with experts pays ``batched_layer_us`` more: engines
-    that have special kernels for one token leave them there. Matrix kernels, which run an expert
-    with more than 8 tokens, work on tiles of ``expert_tile_tokens``: at least one, and half of one is empty in the mean.
-    With several GPUs that share every layer, it is reduced
-    over them twice. ``pageable`` copies go through a staging buffer at ``pageable_gb_per_s``, whatever the link.
+    that have special kernels for one token leave them there. Matrix kernels, which run an expert with more than 8
+    tokens, work on tiles of ``expert_tile_tokens``: at least one, and half of one is empty in the mean. With several
+    GPUs that share every layer, it is reduced over them twice. ``pageable`` copies go through a staging buffer at
+    ``pageable_gb_per_s``, whatever the link.
 
     ``overlap`` and what is said of prefills hold for steps that are told by counts (``perfmodel/steps.py``); a policy
-    brings its own. These values replace the shares of the peaks that the devices of a system state (`REPLACED`), because devices
-    describe hardware and what is reached depends on who asks. ``cpu_efficiency``, ``cpu_compute_efficiency``,
-    ``round_trip_us`` and ``copy_overhead_us`` do so only where they are given.
+    brings its own. These values replace the shares of the peaks that the devices of a system state (`REPLACED`),
+    because devices describe hardware and what is reached depends on who asks. ``cpu_efficiency``,
+    ``cpu_compute_efficiency``, ``round_trip_us`` and ``copy_overhead_us`` do so only where they are given.
     """
 
     kind: Literal["engine"] = "engine"

@@ -26,7 +26,8 @@ class CpuSpec(Spec):
     with the ``share`` of their joint rate that several sockets reach: without ``numa`` it is part of
     ``dram_efficiency``; ``replicated`` (one copy of the weights a socket) and ``interleaved`` (one copy, page by page
     over the sockets) have a measured scaling; ``one-socket`` is one over the sockets. The arithmetic is shared out
-    evenly over the cores, so fewer threads than cores do less of it. More threads than physical cores gain nothing.
+    evenly over the cores, and so is repacking weights for it: fewer threads than cores do less of both. More threads
+    than physical cores gain nothing.
     """
 
     kind: Literal["cpu"] = "cpu"
@@ -52,6 +53,9 @@ class CpuSpec(Spec):
         "TFLOP/s", 1e-4, 1e5, "peak of the vector units beside matrix units, all sockets", None
     )
     tile_rows: int | None = number("1", 1, 4096, "rows to which the matrix units pad the tokens of an expert", None)
+    pack_gb_per_s: float | None = number(
+        "GB/s", 0.01, 20_000, "rate at which matrix kernels repack weights first; without it they need not", None
+    )
     compute_efficiency: float = efficiency("achieved compute rate", 1.0)
     expert_overhead_us: float = number("us", 0, 1e5, "fixed time per expert", 0.0)
     memory_capacity_gb: float | None = number("GB", 0.1, 1e6, "host memory size, all sockets", None)
@@ -131,9 +135,23 @@ class CpuSpec(Spec):
         """The same of the vector units [flop/s]; 0 where the peaks are not those of matrix units beside them."""
         return 0.0 if self.vector_tflop_per_s is None else self._reached(self.vector_tflop_per_s * TERA)
 
+    @property
+    def effective_pack_bytes_per_s(self) -> float:
+        """Rate at which the cores at work repack weights for matrix kernels [byte/s]; 0 where these need not."""
+        return 0.0 if self.pack_gb_per_s is None else self.pack_gb_per_s * GB * self._working_share
+
+    def without_packing(self) -> Self:
+        """The same CPU under kernels that multiply weights as they are stored."""
+        sources = {key: source for key, source in self.sources.items() if key != "pack_gb_per_s"}
+        return self.model_copy(update={"pack_gb_per_s": None, "sources": sources})
+
     def _reached(self, peak_flops_per_s: float) -> float:
-        working = self.working_threads / (self.sockets * self.cores_per_socket)
-        return peak_flops_per_s * self.compute_efficiency * working
+        return peak_flops_per_s * self.compute_efficiency * self._working_share
+
+    @property
+    def _working_share(self) -> float:
+        """Share of all cores that are at work [1]."""
+        return self.working_threads / (self.sockets * self.cores_per_socket)
 
     @property
     def expert_overhead_s(self) -> float:

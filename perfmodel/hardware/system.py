@@ -273,6 +273,8 @@ class System(Strict):
             {key: peak.value for key, peak in restored.items()},
             {key: peak.source for key, peak in restored.items()},
         )
+        if back.cpu is not None:
+            back = back._copy(cpu=back.cpu.without_packing())
         ideal = {key: 1.0 for key in back.numeric_keys() if key.endswith(_NO_LOSS)}
         ideal |= {key: 0.0 for key in back.numeric_keys() if key.partition(".")[2] in _NO_COST}
         if back.ndp is not None:

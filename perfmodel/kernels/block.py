@@ -19,6 +19,7 @@ from perfmodel.kernels._jit import scalar
 from perfmodel.kernels.point import (
     CPU_BANDWIDTH,
     CPU_FLOPS,
+    CPU_PACK,
     CPU_VECTOR_FLOPS,
     EXPERT_BANDWIDTH,
     GPU_BANDWIDTH,
@@ -41,8 +42,9 @@ BLOCK = 64
     PER_CPU_VECTOR_FLOP,
     PER_CPU_BYTE,
     PER_EXPERT_BYTE,
-) = range(9)
-RECIPROCALS = 9
+    PER_PACK_BYTE,  # 0 where nothing is repacked
+) = range(10)
+RECIPROCALS = 10
 
 
 @scalar
@@ -74,8 +76,13 @@ def _reciprocal(p, row, r):
         rate = CPU_BANDWIDTH
     elif row == PER_EXPERT_BYTE:
         rate = EXPERT_BANDWIDTH
+    elif row == PER_PACK_BYTE:
+        rate = CPU_PACK
     for b in range(BLOCK):
         r[row, b] = 1.0 / p[rate, b]
+    if row == PER_PACK_BYTE:
+        for b in range(BLOCK):
+            r[row, b] = 0.0 if p[rate, b] == 0.0 else r[row, b]
 
 
 @scalar
@@ -106,4 +113,6 @@ def _load_block(places, values, start, p, r):
             _reciprocal(p, PER_CPU_BYTE, r)
         elif place == EXPERT_BANDWIDTH:
             _reciprocal(p, PER_EXPERT_BYTE, r)
+        elif place == CPU_PACK:
+            _reciprocal(p, PER_PACK_BYTE, r)
     return count

@@ -41,8 +41,8 @@ from perfmodel.kernels.roofline import _causal_pairs1, _roofline1
 LAYERS, WINDOW, WEIGHT_FLOPS, WEIGHT_BYTES, CONTEXT_FLOPS, CONTEXT_BYTES, ATTENTION_LAUNCHES = range(7)
 ATTENTION_SIZE = 7
 
-# Places of counts: how often a step, or a prefill, pays each fixed time, from ATTENTION_COUNT to SEQUENCE_COUNT in order
-# of the places of a point; then tokens of one pass, and bytes that several GPUs reduce.
+# Places of counts: how often a step, or a prefill, pays each fixed time, from ATTENTION_COUNT to SEQUENCE_COUNT in the
+# order of the places of a point; then tokens of one pass, and bytes that several GPUs reduce.
 LAYERS_COUNT = 0
 ATTENTION_COUNT, RECURRENT_COUNT, EXPERTS_COUNT, MATRIX_COUNT, DENSE_COUNT, STEP_COUNT, SEQUENCE_COUNT = range(1, 8)
 TOKENS_COUNT, REDUCED_COUNT = 8, 9

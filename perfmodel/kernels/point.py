@@ -38,8 +38,9 @@
     DENSE_FIXED,  # per layer with a dense network [s]
     STEP_FIXED,  # per step [s]
     SEQUENCE_FIXED,  # per sequence of a step [s]
+    CPU_PACK,  # rate at which its matrix kernels repack weights [byte/s]; 0 where they need not
     NDP_RATES,  # first of 33 places: native speed-up over FP16 at 0..32 bits
-) = range(38)
+) = range(39)
 MAX_RATE_BITS = 32
 POINT_SIZE = NDP_RATES + MAX_RATE_BITS + 1
 

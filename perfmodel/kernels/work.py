@@ -24,6 +24,7 @@ from perfmodel.kernels.block import (
     PER_FLOP,
     PER_LINK_BYTE,
     PER_NDP_BYTE,
+    PER_PACK_BYTE,
 )
 from perfmodel.kernels.cpu import ACTIVATION_BYTES, _cpu_expert1
 from perfmodel.kernels.link import _transfer1
@@ -175,6 +176,7 @@ def _cpu_work(p, r, tokens, expert_params, weights, hidden_size, when, used, a, 
                 p[CPU_TILE, b],
                 r[PER_CPU_BYTE, b],
                 p[CPU_OVERHEAD, b],
+                r[PER_PACK_BYTE, b],
             )
 
 

@@ -202,5 +202,6 @@ def _predicted(system: System, layer: Layer, picks: NDArray[np.int64], threads: 
         *(point[i] for i in (place.CPU_FLOPS, place.CPU_VECTOR_FLOPS, place.CPU_TILE)),
         point[place.CPU_BANDWIDTH],
         point[place.CPU_OVERHEAD],
+        point[place.CPU_PACK],
     )
     return float(np.sum(times))

@@ -22,6 +22,8 @@ _ROBUST = 0.1
 _LEAST_S, _MOST_S = 1e-8, 1e-2
 #: How far a constant may move from where it starts, and the steps in which it does [ln].
 _REACH, _FIRST_STEP, _LAST_STEP = 2.0, 0.25, 1e-5
+#: A rate of repacking is part of the form only where it makes the loss of a row so much smaller, at the mean.
+_WORTH = 0.05
 #: How often the descent begins anew with long steps from where it ended.
 _AGAIN = 2
 
@@ -32,6 +34,7 @@ class CpuFit(NamedTuple):
     product_s : fixed time of a product, a third of that of an expert [s]. bytes_per_s : rate of the memory.
     thread_bytes_per_s : rate of one thread; None where only one number of threads was measured. vector_flops_per_s,
     matrix_flops_per_s : rates with few tokens and with many. tile_rows : to which many are padded [1].
+    pack_bytes_per_s : rate at which weights are repacked for many; None where the times show none.
     residuals : ln(computed / measured) of the rows with the most threads [rows].
     """
 
@@ -41,6 +44,7 @@ class CpuFit(NamedTuple):
     vector_flops_per_s: float
     matrix_flops_per_s: float
     tile_rows: int
+    pack_bytes_per_s: float | None
     residuals: NDArray[np.float64]
 
     @property
@@ -53,13 +57,13 @@ def fit_products(rows: Sequence[Row], like: CpuFit | None = None) -> CpuFit:
     """Fit the closed form to products of expert matrices that came from memory.
 
     Minimises the soft-L1 loss of ln(computed / measured) over the rows with the most threads, for every tile of TILES,
-    and keeps the best. Vector units are at least as fast as the products with one token. The rate of one thread is
-    that of products with one token on the fewest threads.
+    without and with repacking of the weights, and keeps the best. Vector units are at least as fast as the products
+    with one token. The rate of one thread is that of products with one token on the fewest threads.
 
     Parameters
     ----------
     rows : products; some with one token, at the most threads.
-    like : whose matrix rate and tile hold, where the rows have one token only
+    like : whose matrix rate and tile hold, where the rows have one token only; nothing is repacked
 
     Raises
     ------
@@ -78,15 +82,11 @@ def fit_products(rows: Sequence[Row], like: CpuFit | None = None) -> CpuFit:
     tiles = TILES if like is None else (like.tile_rows,)
     # The descent finds the nearest valley, so it begins at both ends of what vector units may do.
     starts = [[2e-6, memory, vector, matrix], [2e-6, memory, max(vector, matrix), matrix]]
-    _, constants, tile = min(
-        (
-            _solve(used, np.array(start if like is None else start[:3]), vector, tile, like)
-            for tile, start in itertools.product(tiles, starts)
-        ),
-        # Of tiles that fit as well as each other, which a slow memory hides, the largest is the careful one.
-        key=lambda found: (round(found[0], 3), -found[2]),
-    )
-    product_s, memory, vector, matrix = (float(one) for one in _whole(constants[None, :], like)[0])
+    plain = _best(used, [start if like is None else start[:3] for start in starts], vector, tiles, like)
+    # Repacking reads the weights and writes them.
+    packed = plain if like else _best(used, [[*start, memory / 2] for start in starts], vector, tiles, like)
+    _, constants, tile = packed if packed[0] < plain[0] - _WORTH * len(used) else plain
+    product_s, memory, vector, matrix, pack = (float(one) for one in _whole(constants[None, :], like)[0])
     alone = [
         row.weight_bytes / max(row.timing.seconds - product_s, 0.5 * row.timing.seconds) / fewest
         for row in rows
@@ -99,15 +99,16 @@ def fit_products(rows: Sequence[Row], like: CpuFit | None = None) -> CpuFit:
         vector_flops_per_s=vector,
         matrix_flops_per_s=matrix,
         tile_rows=tile,
+        pack_bytes_per_s=pack or None,
         residuals=np.log(_computed(used, constants[None, :], tile, like)[0] / [row.timing.seconds for row in used]),
     )
 
 
 def _whole(constants: NDArray[np.float64], like: CpuFit | None) -> NDArray[np.float64]:
-    """Constants with the matrix rate, which may come from another fit [N, 4]."""
-    if like is None:
-        return constants
-    return np.column_stack([constants, np.full(len(constants), like.matrix_flops_per_s)])
+    """Constants with the matrix rate, which may come from another fit, and the rate of packing, 0 for none [N, 5]."""
+    if like is not None:
+        constants = np.column_stack([constants, np.full(len(constants), like.matrix_flops_per_s)])
+    return constants if constants.shape[1] == 5 else np.column_stack([constants, np.zeros(len(constants))])
 
 
 def _computed(
@@ -119,11 +120,26 @@ def _computed(
     tokens, params, weight_bytes, cols = np.array(
         [(row.tokens, row.shape.params, row.weight_bytes, row.shape.cols) for row in rows], dtype=np.float64
     ).T
-    product_s, memory, vector, matrix = _whole(constants, like).T[:, :, None]
+    product_s, memory, vector, matrix, pack = _whole(constants, like).T[:, :, None]
     found: NDArray[np.float64] = cpu_expert_time(
-        tokens, params, weight_bytes, cols, matrix, vector, tile, memory, product_s
+        tokens, params, weight_bytes, cols, matrix, vector, tile, memory, product_s, pack
     )
     return found
+
+
+def _best(
+    rows: Sequence[Row],
+    starts: Sequence[Sequence[float]],
+    least_vector: float,
+    tiles: Sequence[int],
+    like: CpuFit | None,
+) -> tuple[float, NDArray[np.float64], int]:
+    """Cost, constants and the tile of the best of all tiles and starts."""
+    return min(
+        (_solve(rows, np.array(start), least_vector, tile, like) for tile, start in itertools.product(tiles, starts)),
+        # Of tiles that fit as well as each other, which a slow memory hides, the largest is the careful one.
+        key=lambda found: (round(found[0], 3), -found[2]),
+    )
 
 
 def _solve(

@@ -85,9 +85,13 @@ def cpu_spec(machine: Machine, rows: Sequence[Row], fits: Fits, kernels: str) ->
         ),
         "tile_rows": (
             fit.tile_rows,
-            f"tokens of a product at which rearranging the weights takes as long as the arithmetic, {fitted}"
+            f"tokens to which a product of several is padded, {fitted}"
             if kernels == "blas"
             else f"as of NumPy products in 32 bits; {machine.versions}",
+        ),
+        "pack_gb_per_s": (
+            None if fit.pack_bytes_per_s is None else whole * fit.pack_bytes_per_s / 1e9,
+            f"rearranging the weights before a product of several tokens, {fitted}",
         ),
         "compute_efficiency": (share, f"products of up to 64 tokens over a large one, {fitted}"),
         "expert_overhead_us": (PRODUCTS * fit.product_s * 1e6, f"{PRODUCTS} products an expert, {fitted}"),

@@ -23,6 +23,7 @@ __all__ = [
     "save",
     "survey_figures",
     "sweep_figure",
+    "validation_figures",
 ]
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from perfmodel.plots.routing.steps import read_steps
     from perfmodel.plots.sweep.figure import sweep_figure
     from perfmodel.plots.sweep.kinds import KINDS
+    from perfmodel.plots.validation import validation_figures
 else:
     _HOMES = {
         "KINDS": "sweep.kinds",
@@ -51,6 +53,7 @@ else:
         "save": "canvas",
         "survey_figures": "routing.figures",
         "sweep_figure": "sweep.figure",
+        "validation_figures": "validation",
     }
 
     def __getattr__(name):

@@ -18,6 +18,11 @@ LISTING = "`perfmodel sweep --list-axes` shows all axes"
 #: What a text stands for where an option is chosen automatically.
 AUTO = "auto"
 _PARTS = {"gpu": "GPU", "link": "link", "ndp": "near-data", "cpu": "CPU", "host": "host", "engine": "engine"}
+#: Numbers of an engine that no point of a sweep depends on, and why.
+_OF_PASSES = {
+    "engine.micro_batch_tokens": "is the default of workload.micro_batch; vary that instead",
+    "engine.prefill_cpu_below_tokens": "is for steps told by counts; a policy says where its prefill runs",
+}
 _UNIT_SUFFIXES = ("_tflop_per_s", "_gb_per_s", "_gb", "_kb", "_us", "_ns", "_ghz", "_mhz")
 
 
@@ -102,7 +107,8 @@ def _settable(system: System) -> list[str]:
                 system.limits_of(f"{part}.{inner}")
             except SpecError:
                 continue  # a word
-            if system.replaced_by(f"{part}.{inner}") is not None:
+            key = f"{part}.{inner}"
+            if system.replaced_by(key) is not None or key in _OF_PASSES:
                 continue  # it would change nothing
             found.append(f"{part}.{inner}")
     return found
@@ -129,7 +135,8 @@ def axis_info(system: System, policies: Sequence[Policy], experts: int, name: ob
     why = _why_not(system, policies, text)
     names = [*FIXED_AXES, *(f"policy.{one}" for one in sorted(options)), *settable]
     # A name that exists elsewhere is no slip of the pen.
-    close = "" if option in _all_options() else suggestion(text, names)
+    exists = option in _all_options() or text in _OF_PASSES or system.replaced_by(text) is not None
+    close = "" if exists else suggestion(text, names)
     raise PerfModelError(f"axis {shown(name)}: {why}{close}; {LISTING}")
 
 
@@ -152,6 +159,11 @@ def _why_not(system: System, policies: Sequence[Policy], name: str) -> str:
         spec = getattr(system, part)
         if spec is None:
             return f"system {system.name} has no {part}"
+        counts = system.replaced_by(name)
+        if counts is not None and system.engine is not None:
+            return f"engine {system.engine.name} replaces it; vary {counts} instead"
+        if name in _OF_PASSES:
+            return _OF_PASSES[name]
         if inner in spec.settable_keys():
             return "is a word and not a number"
     return "unknown"

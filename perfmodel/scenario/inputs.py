@@ -12,7 +12,7 @@ import numpy as np
 
 from perfmodel.bitwidth import LossTable
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware import System, load_system
+from perfmodel.hardware import EngineSpec, System, load_system
 from perfmodel.hardware.base import shown
 from perfmodel.model import MoEModel
 from perfmodel.policies import Policy, parse_policy
@@ -23,6 +23,9 @@ from perfmodel.scenario.numbers import plain, whole
 #: What is priced where nothing is said: the published systems.
 DEFAULT_MODEL, DEFAULT_SYSTEM, DEFAULT_TRACE = "mixtral-8x7b", "h100-cxl2-ndp", "tiny-mixtral-32l-mini"
 DEFAULT_POLICIES = ("monde", "hobbit", "context-aware:mean_bits=3", "context-aware:mean_bits=2")
+
+#: Text that stands for a system without an engine.
+NO_ENGINE = "none"
 
 #: What of a scenario says how its trace is replayed and stepped through.
 WORKLOAD = ("prompt", "output", "batch", "batch_of", "micro_batch")
@@ -91,6 +94,15 @@ def load_input(kind: str, value: Any) -> Any:
     if not isinstance(value, str | os.PathLike):
         raise PerfModelError(f"{kind}: found {type(value).__name__}, allowed a name, a path, or the object itself")
     return _LOADERS[kind](value if isinstance(value, str) else Path(value))
+
+
+def under_engine(system: System, engine: EngineSpec | str | os.PathLike[str] | None) -> System:
+    """The system under an engine, by name, path or object; ``none`` takes its own away, and None keeps it."""
+    if engine is None:
+        return system
+    if not isinstance(engine, str | os.PathLike | EngineSpec):
+        raise PerfModelError(f"engine: found {type(engine).__name__}, allowed a name, a path, or the object itself")
+    return system.with_engine(None if engine == NO_ENGINE else engine)
 
 
 def checked_tokens(name: str, given: object) -> int | None:

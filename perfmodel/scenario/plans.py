@@ -8,7 +8,7 @@ from perfmodel.policies import Policy
 from perfmodel.routing import Replay
 from perfmodel.routing.replay import BatchOf
 from perfmodel.run import Run, make_replay, plan_run
-from perfmodel.scenario.inputs import load_input
+from perfmodel.scenario.inputs import load_input, under_engine
 from perfmodel.scenario.memo import Memo
 
 #: Errors that say that one setting cannot be run, while others can.
@@ -28,7 +28,7 @@ class Plans:
     """Plans by what decides them, the least recently used ones forgotten; for many threads.
 
     own : the scenario's model, system, trace and loss table by kind. workload : its values at the axes of the workload.
-    layers, batch_of : as in `evaluate`.
+    layers, batch_of : as in `evaluate`. engine : what the systems of files run under, or None for their own.
     """
 
     def __init__(
@@ -37,7 +37,9 @@ class Plans:
         workload: Mapping[str, int | None],
         layers: Literal["cycle"] | None,
         batch_of: BatchOf = "sequences",
+        engine: Any = None,
     ) -> None:
+        self._engine = engine
         self._own, self._workload, self._layers, self._batch_of = own, workload, layers, batch_of
         self._runs: Memo[Run] = Memo(_BUDGET, lambda run: _BESIDE + _TIMES * run.plan.picks.nbytes, INFEASIBLE)
         self._replays: Memo[Replay] = Memo(_BUDGET, lambda one: _BESIDE + _TIMES * one.trace.topk_ids.nbytes)
@@ -76,4 +78,8 @@ class Plans:
         """The model, system, trace or loss table of a name or path; without one, the scenario's own."""
         if reference is None:
             return self._own[kind]
-        return self._files.get((kind, reference), lambda: load_input(kind, reference))
+        return self._files.get((kind, reference), lambda: self._load(kind, reference))
+
+    def _load(self, kind: str, reference: str) -> Any:
+        found = load_input(kind, reference)
+        return under_engine(found, self._engine) if kind == "system" else found

@@ -18,7 +18,7 @@ from perfmodel import __version__
 from perfmodel.bitwidth import LossTable
 from perfmodel.errors import PerfModelError, SpecError
 from perfmodel.evaluation import metric_names
-from perfmodel.hardware import System
+from perfmodel.hardware import EngineSpec, System
 from perfmodel.hardware.base import shown
 from perfmodel.model import MoEModel
 from perfmodel.policies import Policy, parse_policy
@@ -38,6 +38,7 @@ from perfmodel.scenario.inputs import (
     default_policies,
     load_input,
     named_policies,
+    under_engine,
 )
 from perfmodel.scenario.numbers import plain, whole
 from perfmodel.scenario.plans import INFEASIBLE, Plans, replans
@@ -52,7 +53,8 @@ class Scenario:
     policies, labels : the policies, and what each is called: the text it was given as.
     prompt, output : tokens of every sequence [1], None for the recorded lengths. losses : None for the default table.
     batch, batch_of, micro_batch : tokens of a decode step, and of a pass of the prefill, as in ``evaluate``.
-    references : name or path of model, system, trace and loss table; None for what was given as an object.
+    engine : what every system runs under, or None for its own; ``system`` is under it.
+    references : name or path of model, system, trace, loss table and engine; None for what was given as an object.
     """
 
     model: MoEModel
@@ -68,6 +70,7 @@ class Scenario:
     batch: int = 1
     batch_of: BatchOf = "sequences"
     micro_batch: int | None = None
+    engine: EngineSpec | str | os.PathLike[str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Without what is only remembered: plans, replays, files that axes name.
@@ -77,7 +80,7 @@ class Scenario:
     def _plans(self) -> Plans:
         own = {"model": self.model, "system": self.system, "trace": self.trace, "loss": self.losses}
         workload = {name: getattr(self, name) for name in ("prompt", "output", "batch", "micro_batch")}
-        return Plans(own, workload, self.layers, self.batch_of)
+        return Plans(own, workload, self.layers, self.batch_of, self.engine)
 
     @functools.cached_property
     def _axes(self) -> dict[object, AxisInfo]:
@@ -98,10 +101,13 @@ class Scenario:
         batch: int = 1,
         batch_of: BatchOf = "sequences",
         micro_batch: int | None = None,
+        engine: EngineSpec | str | os.PathLike[str] | None = None,
     ) -> "Scenario":
         """A scenario from names, paths or objects.
 
-        policy : one or several; by default the published systems that run on the system. Others as in ``evaluate``.
+        policy : one or several; by default the published systems that run on the system. engine : inference engine of
+        every system, by name, path or object; ``none`` for no engine, and None for the system's own. Others as in
+        ``evaluate``.
 
         Raises
         ------
@@ -109,6 +115,8 @@ class Scenario:
         """
         given: dict[str, Any] = {"model": model, "system": system, "trace": trace, "loss": losses}
         loaded = {name: load_input(name, value) for name, value in given.items()}
+        loaded["system"] = under_engine(loaded["system"], engine)
+        given["engine"] = engine
         policies, labels = named_policies(default_policies(loaded["system"]) if policy is None else policy)
         prompt, output = checked_tokens("prompt", prompt), checked_tokens("output", output)
         check_layers(layers)
@@ -116,7 +124,7 @@ class Scenario:
         return cls(
             loaded["model"], loaded["system"], loaded["trace"], policies, labels, prompt, output, loaded["loss"],
             layers, references, checked_tokens("batch", batch) or 1, checked_batch_of(batch_of),
-            checked_tokens("micro_batch", micro_batch),
+            checked_tokens("micro_batch", micro_batch), engine,
         )  # fmt: skip
 
     # ---- provenance ----
@@ -130,6 +138,7 @@ class Scenario:
         loss = self.references.get("loss") or {"in_memory": hashes["loss"]}
         return {
             **named,
+            "engine": self._engine_reference,
             "policy": list(self.labels),
             "prompt": self.prompt,
             "output": self.output,
@@ -139,6 +148,13 @@ class Scenario:
             "layers": self.layers,
             "loss": None if self.losses is None else loss,
         }
+
+    @property
+    def _engine_reference(self) -> str | dict[str, str] | None:
+        """Name or path of the engine that was given, or that there was one without."""
+        if self.engine is None or self.references.get("engine"):
+            return self.references.get("engine")
+        return {"in_memory": content_hash("system", self.system)}
 
     @classmethod
     def from_dict(cls, data: Any) -> "Scenario":
@@ -150,7 +166,7 @@ class Scenario:
             raise PerfModelError(
                 f"scenario: its {' and '.join(lost)} existed in memory only; build the scenario from the same objects"
             )
-        rest = {name: data[name] for name in (*WORKLOAD, "layers") if data.get(name) is not None}
+        rest = {name: data[name] for name in (*WORKLOAD, "layers", "engine") if data.get(name) is not None}
         return cls.of(data["model"], data["system"], data["trace"], data["policy"], losses=data.get("loss"), **rest)
 
     def content(self) -> dict[str, str | None]:

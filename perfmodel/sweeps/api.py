@@ -46,6 +46,7 @@ def sweep(
     micro_batch: int | None = None,
     layers: Literal["cycle"] | None = None,
     losses: Any = None,
+    engine: Any = None,
     dtype: DTypeName = "float64",
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -63,6 +64,7 @@ def sweep(
     policy : one or several, as texts or objects; by default the published systems that run on the system.
     prompt, output : tokens of every sequence [1]; by default the recorded lengths.
     batch, batch_of, micro_batch : tokens of a decode step, and of a pass of the prefill, as in ``evaluate``.
+    engine : inference engine of every system, by name, path or object; ``none`` for no engine.
     layers : ``"cycle"`` to replay a trace that has another number of layers.
     losses : loss table: a path or an object; by default the bundled one. As an axis it is called ``loss``.
     axes : values by axis: a list, or a text such as ``"16:128:8"`` (start:stop:count, both ends included) or
@@ -93,7 +95,7 @@ def sweep(
     request = Request.of(
         model, system, trace, policy, axes, zip=zip, cases=cases, sample=sample, metrics=metrics, prompt=prompt,
         output=output, batch=batch, batch_of=batch_of, micro_batch=micro_batch, layers=layers, losses=losses,
-        dtype=dtype,
+        engine=engine, dtype=dtype,
     )  # fmt: skip
     return run_sweep(
         request, out=out, resume=resume, overwrite=overwrite, dask=dask, threads=threads, memory_gb=memory_gb,

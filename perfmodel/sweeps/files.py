@@ -14,8 +14,8 @@ from perfmodel.sweeps.axes import split_words
 
 #: Keys of a sweep file beside ``kind``.
 KEYS = (
-    "model", "system", "trace", "policy", "prompt", "output", "batch", "batch_of", "micro_batch", "layers", "loss",
-    "losses", "metrics", "dtype", "zip", "cases", "axes", "sample",
+    "model", "system", "trace", "policy", "prompt", "output", "batch", "batch_of", "micro_batch", "layers", "engine",
+    "loss", "losses", "metrics", "dtype", "zip", "cases", "axes", "sample",
 )  # fmt: skip
 #: Axes that hold the trace that a policy places experts by; policies may spell it too.
 _PROFILES = ("policy.profile", "profile")
@@ -47,7 +47,7 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         if "losses" in found:
             raise PerfModelError(f"{where}: loss and losses are two names of one key; allowed: one of them")
         found["losses"] = found.pop("loss")
-    for name in ("model", "system", "trace", "losses", "cases"):
+    for name in ("model", "system", "engine", "trace", "losses", "cases"):
         if name in found:
             found[name] = beside(name, found[name], file.parent)
     if "policy" in found:
@@ -62,7 +62,7 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _check_types(data: Mapping[str, Any], where: str) -> None:
-    texts = ("model", "system", "trace", "loss", "losses", "layers", "cases", "dtype", "batch_of")
+    texts = ("model", "system", "trace", "loss", "losses", "layers", "cases", "dtype", "batch_of", "engine")
     kinds: dict[str, tuple[tuple[type, ...], str]] = {
         **dict.fromkeys(texts, ((str,), "a text")),
         "policy": ((str, list), "a text or a list of texts"),
@@ -96,7 +96,7 @@ def beside(name: str, given: Any, folder: Path) -> Any:
         return given
     if name == "policy":
         return _PROFILE.sub(lambda found: found[1] + _resolved(found[2].strip(), folder), given)
-    return _resolved(given, folder) if name in (*FILES, "losses", *_PROFILES, "cases") else given
+    return _resolved(given, folder) if name in (*FILES, "engine", "losses", *_PROFILES, "cases") else given
 
 
 def _resolved(reference: str, folder: Path) -> str:

@@ -141,11 +141,12 @@ def command_line(request: Mapping[str, Any]) -> str:
     scenario = request["scenario"]
     words = ["perfmodel", "sweep"]
     lost = []
-    for name in ("model", "system", "trace", "loss"):
-        if isinstance(scenario[name], Mapping):
+    for name in ("model", "system", "engine", "trace", "loss"):
+        reference = scenario.get(name)  # a sweep from before there were engines names none
+        if isinstance(reference, Mapping):
             lost.append(name)
-        elif scenario[name] is not None:
-            words += [f"--{name}", scenario[name]]
+        elif reference is not None:
+            words += [f"--{name}", reference]
     if "policy" not in request["axes"]:
         words += [word for label in scenario["policy"] for word in ("--policy", label)]
     for name, usual in {**dict.fromkeys((*WORKLOAD, "layers")), "batch": 1, "batch_of": "sequences"}.items():

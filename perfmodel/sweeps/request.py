@@ -93,13 +93,14 @@ class Request:
         micro_batch: int | None = None,
         layers: Literal["cycle"] | None = None,
         losses: Any = None,
+        engine: Any = None,
         dtype: DTypeName = "float64",
     ) -> "Request":
         """A sweep from Python values.
 
         Parameters
         ----------
-        model, system, trace, policy, prompt, output, batch, batch_of, micro_batch, layers, losses : as in
+        model, system, trace, policy, prompt, output, batch, batch_of, micro_batch, layers, losses, engine : as in
             `Scenario.of`; where one is an axis, its first value stands in for it.
         axes : values by axis (see `Scenario.axis`): a list, or a text that `axes.parse_values` reads.
         zip : axes that vary together: ``"a,b"``, or several such groups.
@@ -134,7 +135,7 @@ class Request:
             texts = default_policies(load_input("system", system), (*given, *table))
         scenario = Scenario.of(
             model, system, trace, texts, prompt=prompt, output=output, losses=inputs["loss"], layers=layers,
-            batch=batch, batch_of=batch_of, micro_batch=micro_batch,
+            batch=batch, batch_of=batch_of, micro_batch=micro_batch, engine=engine,
         )  # fmt: skip
         on_grid = {name: values for name, values in given.items() if name != "policy" or name in zipped}
         wanted = read_axes(scenario, on_grid, table, zipped, source)
@@ -181,7 +182,7 @@ class Request:
         cases = data.get("cases")
         if isinstance(cases, Mapping):
             raise PerfModelError("request: its cases existed in memory only; build it from the same table")
-        names = ("model", "system", "trace", *WORKLOAD, "layers")
+        names = ("model", "system", "trace", "engine", *WORKLOAD, "layers")
         same = {name: data["scenario"][name] for name in names if data["scenario"].get(name) is not None}
         on_axis = "policy" in data["axes"] or (cases is not None and "policy" in read_cases(cases))
         return cls.of(

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from perfmodel.evidence.intervals import Coverage, Intervals
     from perfmodel.evidence.validation import Row, Validation
 
+#: Fewest rows that a line of statistics of their own is given for.
+_FEWEST = 10
 _COLUMNS = ("median", "p90", "bias", "within 1.25x", "within 1.5x")
 
 
@@ -68,6 +70,12 @@ def _headline(found: Validation) -> Part:
             worst = f"{one.worst_factor:.1f}x"
             lines.append((quantity, name, "rows alike", str(one.rows), *cells(one.by_row), worst))
             lines.append((quantity, name, "sources alike", str(one.sources), *cells(one.by_source), ""))
+        shared = found.errors_of([row for row in found.rows if row.quantity == quantity and row.fitted])
+        if shared is not None and shared.rows >= _FEWEST:
+            worst = f"{shared.worst_factor:.1f}x"
+            lines.append(
+                (quantity, "source left out", "rows that a fit sees", str(shared.rows), *cells(shared.by_row), worst)
+            )
     return Part(
         "Predicted against measured",
         (
@@ -75,7 +83,8 @@ def _headline(found: Validation) -> Part:
             " others; with its source (repository) or machine left out, by a fit that has not seen any row of it. What"
             " counts is the second. Median and 90th percentile are of the absolute percentage error, bias is the median"
             " of predicted over measured, less 1. Sources alike: every source weighs the same, because one with many"
-            " rows would otherwise speak for all.",
+            " rows would otherwise speak for all. Rows that a fit sees: without those that no fitted constant changes,"
+            " which are mostly of two machines whose own benchmarks give their constants.",
             Grid(("quantity", "fit", "weights", "count", *_COLUMNS, "worst"), tuple(lines), 3),
         ),
     )

@@ -105,6 +105,12 @@ class Validation:
         """Errors over the rows of a quantity by one of the fits, see `Row`."""
         return errors(*self.residuals(quantity, by))
 
+    def errors_of(self, rows: Sequence[Row]) -> Errors | None:
+        """Errors of some rows by fits without their sources; None of no rows."""
+        if not rows:
+            return None
+        return errors([float(np.log(row.ratio)) for row in rows], [row.run.source for row in rows])
+
     def groups(self, quantity: str) -> list[Group]:
         """Errors by engine, machine, residency and batch, of fits without the source of each row."""
         residuals, sources = self.residuals(quantity)

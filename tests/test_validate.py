@@ -18,11 +18,13 @@ from perfmodel.cli.validate_data import data
 from perfmodel.evidence import cases
 from perfmodel.evidence.candidates import CANDIDATES, rejected_constants
 from perfmodel.evidence.constants import SHARED
-from perfmodel.evidence.measured import load_measured
+from perfmodel.evidence.measured import load_measured, missing_field
 from perfmodel.evidence.simulators import STREAMS
 from perfmodel.evidence.skill import shuffled_skill, skill
 from perfmodel.evidence.validation import CONSTANTS, REASONS, WORST_FACTOR, Validation, problem_of
 from perfmodel.hardware import load_spec
+
+ROOT = Path(__file__).parents[1]
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "validation.md"
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -389,3 +391,31 @@ def test_evidence_of_one_kind_can_be_drawn(measured: Validation) -> None:
 
 def test_sections_are_those_of_the_option() -> None:
     assert SECTIONS == ("simulators", "published", "measured")
+
+
+# The pages that people read first.
+
+
+def test_the_example_of_own_runs_counts(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "evidence.md").read_text()
+    example = page.partition("```toml\n")[2].partition("```")[0]
+    (tmp_path / "runs.toml").write_text(example)
+    runs = load_measured(tmp_path / "runs.toml")
+    assert [missing_field(run, "decode") for run in runs] == [None, None]
+    assert missing_field(runs[1], "prefill") is None
+
+
+def test_the_readme_says_what_the_rows_say(measured: Validation) -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    every, rows = measured.errors("decode"), [row for row in measured.rows if row.quantity == "decode"]
+    shared = measured.errors_of([row for row in rows if row.fitted])
+    assert shared is not None
+    own = [row for row in rows if cases.engine_class(row.run) == cases.DOCUMENTED]
+    assert (
+        f"Against {every.rows} published decode rates of {every.sources} repositories, each predicted by a fit that has"
+        f" not seen its repository, the median error is {100 * every.by_row.median:.0f} %, and"
+        f" {100 * every.by_row.within_near:.0f} % lie within 1.5x. {len(own)} of them are of two machines" in text
+    )
+    assert f"it is {100 * shared.by_row.median:.0f} % and {100 * shared.by_row.within_near:.0f} %." in text
+    assert len(CONSTANTS) == 2
+    assert "Two constants are fitted" in text

@@ -73,6 +73,8 @@ class _Machine:
         self.expert_launch_s = engine.kernel_us * 1e-6 if engine.experts == "single" else 0.0
         if engine.copies == "pageable" and engine.pageable_gb_per_s is not None:
             self.link_rate = min(self.link_rate, engine.pageable_gb_per_s * 1e9)
+        # A processor that was measured with experts keeps what it reached.
+        cpu = None if cpu is None or cpu.rates == "reached" else cpu
         if cpu is not None and engine.cpu_efficiency is not None:
             slower = cpu.model_copy(update={"dram_efficiency": engine.cpu_efficiency})
             self.cpu_rate = slower.effective_dram_bandwidth_bytes_per_s
@@ -402,6 +404,8 @@ def per_pick(run: Run, system: System | None = None) -> dict[str, Any]:
             attention = machine.attention(attend, _context(run, s, t), sequences)
             parts["attention"] = attention
             before = None
+            copied: list[float] = []
+            on_cpu: list[float] = []
             for at in range(plan.picks.shape[1]):
                 layer = _Layer(plan, shared)
                 work = _step_work(run, t, at)
@@ -415,6 +419,14 @@ def per_pick(run: Run, system: System | None = None) -> dict[str, Any]:
                 busy["link"].append(layer.link + layer.link_ahead + layer.link_behind + layer.ndp_link + layer.crossing)
                 busy["ndp"].append(layer.ndp)
                 busy["cpu"].append(layer.cpu + layer.cpu_behind)
+                copied.append(layer.link + layer.link_ahead + layer.link_behind + layer.crossing)
+                on_cpu.append(layer.cpu + layer.cpu_behind)
+            # A step takes no less than the CPU, or the link, needs for all of it; near-data transfers overlap copies.
+            needs = {"link": math.fsum(copied), "cpu": math.fsum(on_cpu)}
+            needs["cpu"] += parts["attention"] if plan.attention_on == "cpu" else 0.0
+            needs["cpu"] += parts["router"] + parts["dense"] + parts["head"] if plan.trunk_on == "cpu" else 0.0
+            busiest = max(("cpu", "link"), key=needs.__getitem__)
+            parts[busiest] += max(0.0, needs[busiest] - math.fsum(parts.values()))
             busy[plan.attention_on].append(parts["attention"])
             busy[plan.trunk_on] += [parts[part] for part in ("router", "dense", "head")]
             tokens.append(math.fsum(parts.values()))

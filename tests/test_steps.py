@@ -19,6 +19,7 @@ from perfmodel.hardware import System, load_system
 from perfmodel.model import MoEModel
 from perfmodel.point import Points, hardware_point
 from perfmodel.policies import Executor, When, WorkClass
+from perfmodel.policies.costs import expert_costs
 from perfmodel.run import Run, plan_run
 from perfmodel.steps import (
     Experts,
@@ -144,6 +145,9 @@ def test_what_looks_back_finds_every_layer_before_it_as_often_as_chance_has_it(
     rows = [sorted(row, key=lambda one: (one.executor, one.bits, one.when)) for row in rows]
     rows[0].append(WorkClass(Executor.FETCH, 2.0, when=When.AHEAD))
     model = planned(system, [rows[0]]).model
+    # Fixed times that hide nothing, and are longer than the work of any layer: so no resource bounds a step.
+    busiest = max(planned(system, rows).price().busy_s.values())
+    system = system.with_values({"gpu.layer_overhead_us": busiest * 1e6})
     model = plain_model(num_layers=6, num_experts=model.num_experts, top_k=model.top_k)
     share = np.arange(1.0, len(rows) + 1.0)
     share *= model.num_layers / share.sum()
@@ -162,6 +166,26 @@ def test_what_looks_back_finds_every_layer_before_it_as_often_as_chance_has_it(
     )
     # The difference of two steps loses digits.
     assert told == pytest.approx(expected, rel=1e-9, abs=1e-12 * nothing)
+
+
+@pytest.mark.parametrize("executor", [Executor.CPU, Executor.COPY])
+def test_a_step_is_no_shorter_than_the_work_of_its_cpu_or_link(executor: Executor) -> None:
+    rates = {"gpu.memory_bandwidth_gb_per_s": 30, "cpu.dram_bandwidth_gb_per_s": 12, "link.bandwidth_gb_per_s": 10}
+    system = SERVER.with_values(rates).with_engine("ideal")
+    model = plain_model(num_layers=6, hidden_size=1024, expert_size=3584)
+    # What a layer leaves outlasts it, and hides beside the longer side of the next one, which leaves as much itself.
+    longer, left = (Executor.GPU, 1) if executor == Executor.CPU else (Executor.CPU, 2)
+    row = [WorkClass(longer, 16.0)] * (3 - left) + [WorkClass(executor, 16.0, when=When.BEHIND)] * left
+    costs = expert_costs(model, system, 1, 16.0)
+    needs = 6 * left * (float(costs.cpu_s[0]) if executor == Executor.CPU else costs.copy_s)
+    step = PricedStep(model, Step(1.0, 1.0, 3.0, (Layers(6.0, one_layer(6.0, row).experts),)))
+    parts = step.parts(point(system))
+    total = parts.pop("total_s")[0]
+    assert total == step.times(point(system))[0] == pytest.approx(needs, rel=1e-12, abs=0)
+    assert sum(values[0] for values in parts.values()) == pytest.approx(total, rel=1e-12, abs=0)
+    # Most of a step is the longer side; the resource bounds it by what is missing there.
+    part = "cpu_s" if executor == Executor.CPU else "link_s"
+    assert 0.0 < parts[part][0] < needs / 2
 
 
 def one_layer(number: float, row: list[WorkClass]) -> Layers:
@@ -302,6 +326,12 @@ def test_experts_that_are_no_whole_number_miss_alike() -> None:
         ({"layers": (Layers(-1.0, ()), Layers(4.0, ()))}, "step: found the count -1"),
         ({"layers": (Layers(3.0, (Experts(Executor.GPU, -2.0, 1.0, 16.0),)),)}, "step: found the count -2"),
         ({"layers": (Layers(3.0, (), crossing=math.inf),)}, "step: found the count inf"),
+        ({"tokens": "1"}, "step: found '1', allowed: numbers from 0 up"),
+        ({"tokens": True}, "step: found True, allowed: numbers from 0 up"),
+        ({"layers": "abc"}, "step: layers: found 'abc', allowed: a tuple of Layers"),
+        ({"layers": (Layers(3.0, (1,)),)}, "step: experts: found a list of 1 entries, allowed: a tuple of Experts"),  # type: ignore[arg-type]
+        ({"layers": (Layers(3.0, (Experts("GPU", 1.0, 1.0, 16.0),)),)}, "step: experts: found executor 'GPU', when"),  # type: ignore[arg-type]
+        ({"layers": (Layers(3.0, (Experts(Executor.GPU, 99.0, 1.0, 16.0),)),)}, "step: found 99 experts in a layer"),
     ],
 )
 def test_impossible_steps_are_refused_in_one_line(changes: dict[str, Any], words: str) -> None:
@@ -316,6 +346,30 @@ def test_impossible_steps_are_refused_in_one_line(changes: dict[str, Any], words
         assert words in str(caught.value)
     with pytest.raises(PerfModelError, match="found no tokens or no pass"):
         PricedPrefill(plain_model(), Prefill(4.0, 0.0, step.layers))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sequences": 5.0}, "step: found 5 sequences with 1 tokens, allowed: a token each or more"),
+        ({"overlap": "foo"}, "step: overlap: found 'foo', allowed: max or sum"),
+        ({"fetch": "late"}, "step: fetch: found 'late', allowed: before or pipelined"),
+    ],
+)
+def test_steps_that_no_engine_runs_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(PerfModelError) as caught:
+        PricedStep(plain_model(), Step(1.0, 1.0, 10.0, (Layers(3.0, ()),))._replace(**changes))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("executor", "name"), [(Executor.NDP, "a near-data device"), (Executor.CPU, "a CPU")])
+def test_experts_need_the_device_that_they_run_on(executor: Executor, name: str) -> None:
+    model, bare = plain_model(), SERVER.model_copy(update={"cpu": None})
+    layers = (Layers(3.0, (Experts(executor, 2.0, 1.0, 16.0),)),)
+    step, prompt = PricedStep(model, Step(1.0, 1.0, 4.0, layers)), PricedPrefill(model, Prefill(1.0, 1.0, layers))
+    for price in (step.times, step.parts, prompt.times):
+        with pytest.raises(PerfModelError, match=f"found experts on {name}, which the system does not have"):
+            price(point(bare))
 
 
 # ---- dense networks ----

@@ -10,12 +10,16 @@ from strategies import NDP_SYSTEM, models, plain_model, small_trace, spread_floa
 from timelines import Timeline
 
 from perfmodel import oracle
+from perfmodel.errors import PlacementError
+from perfmodel.evaluation import PARTS
 from perfmodel.hardware import System, load_system
 from perfmodel.point import hardware_point
-from perfmodel.policies import Executor, When, WorkClass
+from perfmodel.policies import POLICIES, Executor, When, WorkClass
 from perfmodel.policies.costs import expert_costs
 from perfmodel.run import Run, plan_run
 
+HOST_SYSTEM = load_system("h100-pcie5-cpu")
+DESKTOP = load_system("rtx4090-pcie4-cpu")
 WHEN = {Executor.FETCH: (When.NOW, When.AHEAD), Executor.COPY: tuple(When), Executor.CPU: (When.NOW, When.BEHIND)}
 
 
@@ -23,8 +27,7 @@ WHEN = {Executor.FETCH: (When.NOW, When.AHEAD), Executor.COPY: tuple(When), Exec
 def machines(draw: st.DrawFn) -> System:
     """A system with every part."""
     near = draw(systems())
-    whole = load_system("h100-pcie5-cpu")
-    system = near.model_copy(update={"cpu": whole.cpu, "host": whole.host})
+    system = near.model_copy(update={"cpu": HOST_SYSTEM.cpu, "host": HOST_SYSTEM.host})
     packing = {"cpu.pack_gb_per_s": draw(spread_floats(1.0, 2000.0))} if draw(st.booleans()) else {}
     return system.with_values(
         {
@@ -79,6 +82,10 @@ def test_parts_add_up_and_nobody_is_busier_than_the_token(run: Run) -> None:
     assert sum(evaluation.breakdown_s.values()) == pytest.approx(evaluation.tpot_mean_s, rel=1e-12, abs=0)
     times = run.token_times(hardware_point(run.system))
     assert np.mean(times) == pytest.approx(evaluation.tpot_mean_s, rel=1e-12, abs=0)
+    # Transfers of the near-data device run beside copies, so the link alone may work longer than the step.
+    near = any(work.executor == Executor.NDP for work in run.plan.classes)
+    for resource, busy in evaluation.busy_s.items():
+        assert busy <= evaluation.tpot_mean_s * (1 + 1e-12) or (near and resource == "link")
 
 
 def test_more_classes_than_a_key_holds_are_told_apart() -> None:
@@ -162,3 +169,44 @@ def test_deferred_experts_equal_a_schedule_of_their_tasks(
         timeline.task("cpu", cpu_s, after=[between])
     # The deferred work of the first layer ends before the second layer does, as its result is added there.
     assert experts_take(run) - crossings == pytest.approx(timeline.makespan - attention, rel=1e-9, abs=0)
+
+
+#: With more experts on the CPU, and more work behind, than some rules have by themselves.
+SPELLED = (
+    "daop:gpu_experts=3", "daop:gpu_experts=5,accuracy=1", "ktransformers:deferral=1", "hybrimoe:admit=all,slots=3",
+    "expert-cache:slots=3,misses=cpu",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*POLICIES, *SPELLED])
+def test_no_step_is_shorter_than_its_work(name: str) -> None:
+    model = plain_model(num_layers=6, num_experts=8, hidden_size=1024, expert_size=3584)
+    whole, near = load_system("h100-pcie5-cpu"), load_system("h100-cxl-ndp")
+    # Half of the experts fit, and CPU, GPU and near-data device are there for those rules that need one.
+    system = whole.model_copy(update={"ndp": near.ndp}).with_values({"gpu.memory_capacity_gb": 0.6})
+    trace = small_trace(model, [(4, 6)] * 3, seed=7)
+    for batch in (1, 6, 16):
+        try:
+            run = plan_run(model, system, trace, name, batch=batch)
+        except PlacementError:
+            run = plan_run(model, system.with_values({"gpu.memory_capacity_gb": 2.0}), trace, name, batch=batch)
+        for engine in (None, "ideal", "llama-cpp-cuda"):
+            machine = run.system if engine is None else run.system.with_engine(engine)
+            evaluation = run.price(machine)
+            assert max(evaluation.busy_s.values()) <= evaluation.tpot_mean_s * (1 + 1e-12)
+            if engine == "ideal":
+                assert evaluation.bandwidth_floor_s <= evaluation.tpot_mean_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("executor", [Executor.CPU, Executor.COPY])
+def test_what_every_layer_leaves_behind_is_hidden_once(executor: Executor) -> None:
+    own = WorkClass(Executor.CPU if executor == Executor.CPU else Executor.FETCH, 16.0)
+    # What is late of the first layer fills the second one, which then hides nothing of what it leaves itself.
+    system = DESKTOP.with_values({"cpu.dram_bandwidth_gb_per_s": 0.1, "link.bandwidth_gb_per_s": 0.1})
+    run = planned(system, [[WorkClass(executor, 16.0, when=When.BEHIND)] * 4 + [own]] * 6)
+    evaluation = run.price()
+    resource = "cpu" if executor == Executor.CPU else "link"
+    assert evaluation.tpot_mean_s == pytest.approx(evaluation.busy_s[resource], rel=1e-12, abs=0)
+    around = sum(evaluation.breakdown_s[part] for part in PARTS if part != resource)
+    assert evaluation.breakdown_s[resource] == pytest.approx(evaluation.tpot_mean_s - around, rel=1e-12, abs=0)
+    assert run.token_times(hardware_point(system))[0] == pytest.approx(evaluation.tpot_mean_s, rel=1e-12, abs=0)

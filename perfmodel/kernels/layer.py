@@ -22,6 +22,15 @@ need no more than that (the simple case). Otherwise
 The attention in between is that of a mean layer in the step at hand. So where something can be late, a state costs
 another time at another context, and sums over a trace visit every step.
 
+A state knows one layer back, so what a layer hides of the one before may be time that was needed already for what came
+from two layers before. Work is not lost by being hidden: a decode step therefore lasts at least as long as the CPU
+works for it, and as the link does, for copies that are waited for, ahead or behind and for activations to the CPU and
+back. What a step is short of that goes to the busier of the two. Attention and operators count for the CPU where they
+run there; on the GPU they may hide the work of both, and add nothing. No other bound is needed. The GPU computes, and
+the near-data device works, within its side of the layer itself, and attention and operators are added in full, so a
+step is never shorter than either. Activations of the near-data device do not contend with copies and are within its
+side. Without work ahead or behind this holds for CPU and link as well, and nothing changes; so it does for a prefill.
+
 Arrays
 ------
 row_offsets, row_work, row_count : rows in compressed form; row r holds the entries
@@ -75,9 +84,10 @@ HOW_SIZE = 4
 TRIPS, CROSSING = range(2)
 
 # Rows of a state in the general case: the host, activations there and back, the three sides by themselves, and by how
-# much copies and the CPU are late before attention hides some of it (minus infinity where nothing can be late).
-HOST_S, CROSSING_S, GPU_S, NEAR_S, CPU_S, COPIES_LATE, CPU_LATE = range(7)
-SUMS = 7
+# much copies and the CPU are late before attention hides some of it (minus infinity where nothing can be late); then
+# how long link and CPU work for the layer, whoever waits for it.
+HOST_S, CROSSING_S, GPU_S, NEAR_S, CPU_S, COPIES_LATE, CPU_LATE, LINK_WORKS, CPU_WORKS = range(9)
+SUMS = 9
 
 # One more column of a row: when the last copied expert has computed, if copies and computing are pipelined.
 _PIPED = EVERY
@@ -220,6 +230,9 @@ def _sum_state(p, r, rows, at, before, row_host, n, hidden_size, how, shared_s, 
         sums[NEAR_S, b] = rows[at, NDP_SIDE, b]
         sums[CPU_S, b] = _cpu_side(rows, at, how, shared_s, b)
         sums[COPIES_LATE, b] = sums[CPU_LATE, b] = -np.inf
+        copied = rows[at, LINK, b] + rows[at, LINK_AHEAD, b] + rows[at, LINK_BEHIND, b]
+        sums[LINK_WORKS, b] = copied + sums[CROSSING_S, b]
+        sums[CPU_WORKS, b] = sums[CPU_S, b] + rows[at, CPU_BEHIND, b]
         if before < 0:
             sums[GPU_S, b] += rows[at, LINK_AHEAD, b]  # nothing hides it
         else:
@@ -243,6 +256,27 @@ def _state_time(sums, how, attention_s, time):
     for b in range(BLOCK):
         gpu, near, cpu = _sides(sums, attention_s, b)
         time[b] = sums[HOST_S, b] + sums[CROSSING_S, b] + _together(how, gpu, near, cpu)
+
+
+@scalar
+def _short_of(sums, token_state, token_count, first, last, how, attention_s, around_s, step_s, link_s, cpu_s):
+    """Fill ``link_s`` and ``cpu_s`` [BLOCK]: what a step lacks of the work of the busier one; 0 for the other.
+
+    sums : float64 [S, SUMS, BLOCK], all states; those of the step are ``token_state[first:last]``, as often as
+    ``token_count`` says. attention_s, around_s : its attention, and the operators around the layers. step_s : its sum.
+    """
+    for b in range(BLOCK):
+        link_s[b] = 0.0
+        cpu_s[b] = (attention_s[b] if how[ATTENTION_ON_CPU] else 0.0) + (around_s[b] if how[TRUNK_ON_CPU] else 0.0)
+    for i in range(first, last):
+        s, count = token_state[i], token_count[i]
+        for b in range(BLOCK):
+            link_s[b] += count * sums[s, LINK_WORKS, b]
+            cpu_s[b] += count * sums[s, CPU_WORKS, b]
+    for b in range(BLOCK):
+        link, cpu = link_s[b] - step_s[b], cpu_s[b] - step_s[b]
+        link_s[b] = link if link > 0.0 and link > cpu else 0.0
+        cpu_s[b] = cpu if cpu > 0.0 and cpu >= link else 0.0
 
 
 @scalar

@@ -178,26 +178,27 @@ def activation_counts(ids, offsets, num_experts):
     return counts
 
 
-@loop(types.int64[::1](_IDS, _INTS, _INTS, read_only(types.float32[:, :, ::1])))
-def match_activations(ids, offsets, prompts, unit):
-    """Of every decode step, the other sequence whose activations are most like those so far of its own [T].
+@loop(types.int64[::1](_IDS, _INTS, _INTS, read_only(types.float32[:, :, ::1]), read_only(types.boolean[:, ::1])))
+def match_activations(ids, offsets, prompts, unit, outside):
+    """Of every decode step, the sequence outside its own whose activations are most like those so far of its own [T].
 
     ids, offsets, prompts : uint16 [R, L, k] and int64 [S + 1], [S]: all rows, the first of every sequence, and how many
         of its rows are prefill.
-    unit : float32 [L, E, S], counts of whole sequences, scaled to length 1 in every layer (or all 0).
+    unit : float32 [L, E, N], counts of whole sequences, scaled to length 1 in every layer (or all 0).
+    outside : bool [S, N], which of them may be chosen for a sequence of the rows: at least one.
 
     Likeness is the sum over layers of the cosine with the counts of the rows before the step; the lowest number wins
     among equals. A pick adds the same to the products with all sequences, whatever the length so far.
     """
     layers, width = ids.shape[1:]
-    experts, sequences = unit.shape[1:]
+    experts, library = unit.shape[1:]
     best = np.empty((offsets[-1] - prompts.sum()), np.int64)
-    product = np.empty((layers, sequences))
-    likeness = np.empty(sequences)
+    product = np.empty((layers, library))
+    likeness = np.empty(library)
     counts = np.empty((layers, experts), np.int64)
     squares = np.empty(layers, np.int64)
     step = 0
-    for s in range(sequences):
+    for s in range(len(prompts)):
         product[:], counts[:], squares[:] = 0.0, 0, 0
         for row in range(offsets[s], offsets[s + 1]):
             if row >= offsets[s] + prompts[s]:
@@ -205,11 +206,11 @@ def match_activations(ids, offsets, prompts, unit):
                 for layer in range(layers):
                     if squares[layer] > 0:
                         scale = 1.0 / math.sqrt(float(squares[layer]))
-                        for other in range(sequences):
+                        for other in range(library):
                             likeness[other] += product[layer, other] * scale
-                chosen = 1 if s == 0 else 0
-                for other in range(chosen + 1, sequences):
-                    if other != s and likeness[other] > likeness[chosen]:
+                chosen = -1
+                for other in range(library):
+                    if outside[s, other] and (chosen < 0 or likeness[other] > likeness[chosen]):
                         chosen = other
                 best[step] = chosen
                 step += 1
@@ -220,6 +221,6 @@ def match_activations(ids, offsets, prompts, unit):
                         continue
                     squares[layer] += 2 * counts[layer, expert] + 1
                     counts[layer, expert] += 1
-                    for other in range(sequences):
+                    for other in range(library):
                         product[layer, other] += unit[layer, expert, other]
     return best

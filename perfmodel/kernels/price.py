@@ -33,6 +33,8 @@ from perfmodel.kernels.front import (
 )
 from perfmodel.kernels.layer import (
     ATTENTION_ON_CPU,
+    PATH_CPU,
+    PATH_LINK,
     PIPELINED,
     STATE_SIZE,
     SUMS,
@@ -45,6 +47,7 @@ from perfmodel.kernels.layer import (
     _looks_back,
     _new_rows,
     _place_row,
+    _short_of,
     _simple_time,
     _state_time,
     _sum_state,
@@ -145,7 +148,8 @@ def token_means(
     priced, rows = np.empty((work.shape[0], EVERY, BLOCK)), _new_rows(work, row_offsets)
     sums = np.empty((state_row.shape[0] if looks_back else 1, SUMS, BLOCK))
     between, time, totals = np.zeros(BLOCK), np.empty(BLOCK), np.empty((STATE_SIZE, BLOCK))
-    overhead = np.zeros(BLOCK)
+    overhead, around, step, attend = np.zeros(BLOCK), np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
+    link, cpu = np.empty(BLOCK), np.empty(BLOCK)
     per_token = 1.0 / num_tokens
     _fill_block(base, p, r)
     for start in range(0, num_points, BLOCK):
@@ -159,6 +163,8 @@ def token_means(
             _fixed_times(p, counts, overhead)
         _price_work(p, r, work, expert_params, hidden_size, matrices, used, priced)
         _keep_rows(priced, work, row_offsets, row_work, row_count, used, how[PIPELINED], rows)
+        for b in range(BLOCK):
+            around[b] = fixed[0, b] + fixed[1, b] + fixed[2, b] + overhead[b]
         for c in range(STATE_SIZE):
             for b in range(BLOCK):
                 totals[c, b] = 0.0
@@ -168,14 +174,24 @@ def token_means(
                 how, shared, used, rows, sums,
             )  # fmt: skip
             for t in range(contexts.shape[0]):
+                first, last = token_offsets[t], token_offsets[t + 1]
                 _mean_attention(lines, attention, contexts[t], num_layers, between)
-                for i in range(token_offsets[t], token_offsets[t + 1]):
+                for b in range(BLOCK):
+                    attend[b] = num_layers * between[b]
+                    step[b] = around[b] + attend[b]
+                for i in range(first, last):
                     s, weight = token_state[i], token_count[i]
                     _state_time(sums[s], how, between, time)
                     for b in range(BLOCK):
+                        step[b] += weight * time[b]
                         totals[TIME, b] += weight * time[b]
                     if with_parts:
                         _add_parts(rows, state_row[s], how, shared, between, sums[s], weight, totals)
+                _short_of(sums, token_state, token_count, first, last, how, attend, around, step, link, cpu)
+                for b in range(BLOCK):
+                    totals[TIME, b] += link[b] + cpu[b]
+                    totals[PATH_LINK, b] += link[b]
+                    totals[PATH_CPU, b] += cpu[b]
         else:
             for s in range(state_row.shape[0]):
                 n, weight = state_row[s], state_weight[s]
@@ -193,8 +209,7 @@ def token_means(
                     else:
                         _add_parts(rows, at, how, shared, between, sums[0], weight, totals)
         for b in range(count):
-            around = fixed[0, b] + fixed[1, b] + fixed[2, b] + overhead[b]
-            means[TOTAL, start + b] = around + (attention_s[b] + totals[TIME, b]) * per_token
+            means[TOTAL, start + b] = around[b] + (attention_s[b] + totals[TIME, b]) * per_token
         if with_parts:
             for b in range(count):
                 means[ATTENTION, start + b] = attention_s[b] * per_token
@@ -211,29 +226,39 @@ def token_means(
 @scalar
 def _token_block(
     lines, attention, num_layers, how, fixed, overhead, contexts, token_offsets, token_state, token_count, simple,
-    states, sums, tokens,
+    looks_back, states, sums, tokens,
 ):  # fmt: skip
     """Fill ``tokens`` [BLOCK, T] with the time of every decode step, from its states.
 
     states : float64 [S, BLOCK], their times in the simple case. sums : float64 [S, SUMS, BLOCK], else.
     """
     total, between, time = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
+    around, attend, link, cpu = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
+    for b in range(BLOCK):
+        around[b] = fixed[0, b] + fixed[1, b] + fixed[2, b] + overhead[b]
     for t in range(contexts.shape[0]):
+        first, last = token_offsets[t], token_offsets[t + 1]
         for b in range(BLOCK):
-            total[b] = fixed[0, b] + fixed[1, b] + fixed[2, b] + overhead[b]
+            total[b] = around[b]
         _attention_at(lines, attention, contexts[t], total)
         if simple:
-            for i in range(token_offsets[t], token_offsets[t + 1]):
+            for i in range(first, last):
                 s, count = token_state[i], token_count[i]
                 for b in range(BLOCK):
                     total[b] += count * states[s, b]
         else:
             _mean_attention(lines, attention, contexts[t], num_layers, between)
-            for i in range(token_offsets[t], token_offsets[t + 1]):
+            for i in range(first, last):
                 s, count = token_state[i], token_count[i]
                 _state_time(sums[s], how, between, time)
                 for b in range(BLOCK):
                     total[b] += count * time[b]
+        if looks_back:
+            for b in range(BLOCK):
+                attend[b] = num_layers * between[b]
+            _short_of(sums, token_state, token_count, first, last, how, attend, around, total, link, cpu)
+            for b in range(BLOCK):
+                total[b] += link[b] + cpu[b]
         for b in range(BLOCK):
             tokens[b, t] = total[b]
 
@@ -308,7 +333,7 @@ def token_percentiles(
             )  # fmt: skip
         _token_block(
             lines, attention, num_layers, how, fixed, overhead, contexts, token_offsets, token_state, token_count,
-            simple, states, sums, tokens,
+            simple, _looks_back(work), states, sums, tokens,
         )  # fmt: skip
         for b in range(count):
             if num_ranks > 0:

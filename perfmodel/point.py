@@ -98,7 +98,7 @@ def cpu_bytes_per_s(system: System) -> float:
     cpu, engine = system.cpu, system.engine
     if cpu is None:
         return 0.0
-    if engine is not None and engine.cpu_efficiency is not None:
+    if engine is not None and engine.cpu_efficiency is not None and cpu.rates == "peak":
         cpu = cpu.model_copy(update={"dram_efficiency": engine.cpu_efficiency})
     return cpu.effective_dram_bandwidth_bytes_per_s
 
@@ -187,6 +187,8 @@ def _engine_rates(gpu: GpuSpec, engine: EngineSpec, peer_bytes_per_s: float, dty
 
 def _cpu_rates(cpu: CpuSpec, engine: EngineSpec | None, values: list[Any]) -> None:
     """Places of the arithmetic of the CPU."""
+    if cpu.rates == "reached":
+        engine = None
     if engine is not None and engine.cpu_compute_efficiency is not None:
         cpu = cpu.model_copy(update={"compute_efficiency": engine.cpu_compute_efficiency})
     if engine is not None and engine.cpu_units == "vector" and cpu.vector_tflop_per_s is not None:

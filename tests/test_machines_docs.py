@@ -31,8 +31,9 @@ def machines(folder: Path) -> dict[str, System]:
 
 
 def test_the_machines_are_what_the_page_says(machines: dict[str, System]) -> None:
-    assert list(machines) == ["desktop", "faster_memory", "other_gpu"]
-    desktop, faster, other = machines.values()
+    assert list(machines) == ["desktop", "faster_memory", "other_gpu", "two_gpus"]
+    desktop, faster, other, two = machines.values()
+    assert two.gpu.memory_capacity_bytes == 2 * load_system("rtx4090-pcie4-cpu").gpu.memory_capacity_bytes
     assert desktop.cpu is not None
     assert desktop.host is not None
     assert desktop.flags == ()

@@ -1,6 +1,7 @@
 """Measuring a machine: products against plain loops, timing by a clock that is told what to say, fits of times made
 from known constants, files, and a short real run. No test looks at how fast this machine is."""
 
+import functools
 import itertools
 import json
 import math
@@ -33,9 +34,10 @@ from perfmodel.measure.cpu import LARGE, LARGE_TOKENS, SMALL, SMALL_TOKENS, TOKE
 from perfmodel.measure.fit import fit_products
 from perfmodel.measure.gpu import COPIES, READS, TINY, fit_line, gpu_constants, measure_gpu
 from perfmodel.measure.machine import Machine, _cores, _memory, _model_name, find_machine
-from perfmodel.measure.overlay import cpu_spec, fit_rows, gpu_sources
+from perfmodel.measure.overlay import Fits, cpu_spec, fit_rows, gpu_sources
 from perfmodel.measure.pool import SHAPES, Shape, make_pool, matrices, pool_bytes, scaled
 from perfmodel.measure.timing import ENOUGH, FEWEST, Case, Pass, Timing, summary, time_cases, waited
+from perfmodel.measure.trust import find_doubts, undisturbed
 
 ROOT = Path(__file__).resolve().parent.parent
 MACHINE = Machine("A CPU @ 3 GHz", 1, 8, 2**20, 64 * 10**9, 32 * 10**9, "blas 1.0", "3.11", "2.3", "0.62", "2026-01-31")
@@ -157,8 +159,14 @@ def test_summary(times: list[float], repeats: int) -> None:
     found = summary([Pass(one, 0.0) for one in times] + [Pass(1e-9, 1.0)], repeats)
     assert_allclose(found.seconds, np.median(times) / repeats, rtol=1e-12, atol=0)
     quartiles = np.percentile(times, [25, 75])
+    assert found.spread is not None
     assert_allclose(found.spread, (quartiles[1] - quartiles[0]) / np.median(times), rtol=1e-9, atol=1e-12)
     assert found.calm
+
+
+def test_one_pass_has_no_spread() -> None:
+    assert summary([Pass(2.0, 0.0)], 4) == Timing(0.5, None, 1, 4)
+    assert summary([Pass(2.0, 1.0), Pass(3.0, 2.0)]) == Timing(2.0, None, 1, 1, calm=False)
 
 
 def test_waiting_is_counted() -> None:
@@ -316,7 +324,7 @@ def test_the_fit_stands_noise_and_disturbed_rows() -> None:
     for i in range(0, len(rows), 7):
         if rows[i].kernel != "read" and rows[i].tokens != LARGE_TOKENS:
             rows[i] = rows[i]._replace(timing=Timing(rows[i].timing.seconds * 10, 3.0, 1, 1, calm=False))
-    fit = fit_rows(rows).blas
+    fit = fit_rows(undisturbed(rows)).blas
     assert_allclose([fit.bytes_per_s, fit.matrix_flops_per_s], [400e9, 1.2e12], rtol=0.1, atol=0)
     assert 0.0 < fit.median_error < 0.1
 
@@ -393,9 +401,33 @@ def test_fewer_threads_than_cores_leave_the_peaks_whole() -> None:
     assert_allclose(cpu.peak_flops_per_s("fp32"), 2 * 1.25 * 1.2e12, rtol=1e-9, atol=0)
 
 
-def made_measurement(**changed: Any) -> Measurement:
+def test_one_pass_is_called_that() -> None:
+    rows = [row._replace(timing=row.timing._replace(passes=1, spread=None)) for row in made_rows(CONSTANTS)]
+    cpu = cpu_spec(MACHINE, rows, fit_rows(rows), "blas")
+    cited = {key: cpu.source_of(key).citation for key in cpu.numeric_keys()}
+    assert "; one pass;" in cited["dram_bandwidth_gb_per_s"]
+    assert "(one pass each)" in cited["dram_efficiency"]
+    for text in cited.values():
+        assert "spread" not in text
+        assert "median of 1" not in text
+    # A few single ones among others are told apart from the medians.
+    rows = made_rows(CONSTANTS)
+    place = next(i for i, row in enumerate(rows) if row.kernel == "blas" and row.threads == 8)
+    rows[place] = rows[place]._replace(timing=rows[place].timing._replace(passes=1, spread=None))
+    cited["few"] = cpu_spec(MACHINE, rows, fit_rows(rows), "blas").source_of("dram_efficiency").citation
+    assert "medians of 11 passes, spread 2.0 %" in cited["few"]
+    assert "one pass of 1 of them" in cited["few"]
+
+
+@functools.cache
+def packed() -> tuple[list[Row], Fits]:
+    """Rows that repack weights, and their fits."""
     rows = made_rows(PACKED)
-    fits = fit_rows(rows)
+    return rows, fit_rows(rows)
+
+
+def made_measurement(**changed: Any) -> Measurement:
+    rows, fits = packed()
     base = load_system(measurement.BASE)
     cpu = cpu_spec(MACHINE, rows, fits, "blas")
     system = measurement.measured_system(base, cpu, {}, {})
@@ -423,6 +455,158 @@ def test_a_failure_leaves_the_older_file(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="not written"):
         made_measurement(base="no-such-system").write(path)
     assert [(one.name, one.read_text(encoding="utf-8")) for one in tmp_path.iterdir()] == [("mine.toml", "older")]
+
+
+# What may be believed
+
+
+def disturb(rows: list[Row], threads: int, factor: float = 20.0, every: int = 1, calm: bool = False) -> list[Row]:
+    """The rows, of which those on so many threads (or every so manieth of them) took longer."""
+    return [
+        row._replace(timing=Timing(factor * row.timing.seconds, None, 1, row.timing.repeats, calm))
+        if row.threads == threads and i % every == 0
+        else row
+        for i, row in enumerate(rows)
+    ]
+
+
+def test_disturbed_threads_are_left_out() -> None:
+    rows = made_rows(CONSTANTS, threads=(1, 4, 8))
+    assert undisturbed(rows) == rows
+    used = undisturbed(disturb(rows, 8))
+    assert used == [row for row in rows if row.threads < 8]
+    assert undisturbed(disturb(disturb(rows, 8), 4)) == [row for row in rows if row.threads == 1]
+    # What is fitted, and written, is then what those rows alone say.
+    cpu = cpu_spec(MACHINE, used, fit_rows(used), "blas")
+    assert (cpu.threads, cpu.cores) == (4, 8)
+    assert_allclose(cpu.effective_flops_per_s(), CONSTANTS["matrix"] / 2, rtol=0.02, atol=0)
+    assert_allclose(cpu.effective_dram_bandwidth_bytes_per_s, 4 * CONSTANTS["thread"], rtol=0.02, atol=0)
+
+
+def test_some_disturbed_rows_are_left_out_alone() -> None:
+    rows = made_rows(CONSTANTS)
+    products = [i for i, row in enumerate(rows) if row.threads == 8 and row.kernel == "int4"]
+    for i in products[::2]:
+        rows[i] = rows[i]._replace(timing=rows[i].timing._replace(calm=False))
+    used = undisturbed(rows)
+    assert used == [row for i, row in enumerate(rows) if i not in products[::2]]
+    # Nothing takes the place of the two that are measured once, nor of more than half of the products.
+    for kernel, tokens in (("read", 0), ("blas", LARGE_TOKENS)):
+        one = [
+            row._replace(timing=row.timing._replace(calm=False))
+            if (row.threads, row.kernel, row.tokens) == (8, kernel, tokens)
+            else row
+            for row in rows
+        ]
+        assert {row.threads for row in undisturbed(one)} == {1}
+    most = [
+        row._replace(timing=row.timing._replace(calm=False)) if row.threads == 8 and row.kernel[:3] == "int" else row
+        for row in rows
+    ]
+    assert {row.threads for row in undisturbed(most)} == {1}
+
+
+def test_nothing_is_left_undisturbed() -> None:
+    """Then the constants rest on all rows, and a note says so; without a contradiction that is no doubt."""
+    rows = disturb(made_rows(CONSTANTS, threads=(8,)), 8, factor=1.0)
+    assert undisturbed(rows) == rows
+    assert find_doubts(rows, fit_rows(rows), "blas", []) == []
+
+
+def doubtful(which: str) -> dict[str, Any]:
+    """Parts of a measurement that contradicts itself in one way."""
+    rows, fits = packed()
+    if which == "fit":
+        return {"fits": fits._replace(blas=fits.blas._replace(residuals=np.log([1.0, 1.3, 0.6])))}
+    if which == "quantised":
+        worse = fits.quantised._replace(residuals=np.log([1.3]))
+        return {"fits": fits._replace(quantised=worse), "kernels": "quantised"}
+    if which == "threads":
+        # Slow only by what no other row tells: all times of all threads together, so that the fit is as good.
+        slow = disturb(rows, 8, factor=12.0, calm=True)
+        return {"rows": slow, "fits": fit_rows(slow)}
+    if which == "vector":
+        fast = 1.2 * 1.25 * PACKED["matrix"]
+        return {"fits": fits._replace(blas=fits.blas._replace(vector_flops_per_s=fast))}
+    if which == "check":
+        return {"check": [CheckRow(LAYERS[0], "alike", 1, 1, Timing(1.0, 0.0, 3, 1), 1.3)]}
+    raise AssertionError(which)
+
+
+DOUBTS = {
+    "fit": "fitted times in 32 bits are 30 % off at the median",
+    "quantised": "fitted times with 8 and 4 bits are 30 % off at the median",
+    "threads": "products on 8 threads run at 0.",
+    "vector": "few tokens run at 1.2 times the rate of a large product",
+    "check": "the check is 30 % off at the median",
+}
+
+
+@pytest.mark.parametrize("which", DOUBTS)
+def test_a_contradiction_is_printed_and_not_written(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = made_measurement(**doubtful(which))
+    assert len(found.doubts) == 1
+    assert found.doubts[0].startswith(DOUBTS[which])
+    monkeypatch.setattr("perfmodel.measure.measure", lambda **_: found)
+    path = tmp_path / "new" / "mine.toml"
+    text, document = run("measure", "-o", path), run("measure", "-o", path, "--json")
+    for answer in (text, document):
+        assert answer.code == 1
+        (line,) = answer.err.splitlines()
+        for words in ("mine.toml was not written", DOUBTS[which], "a calmer machine or --threads 1 helps"):
+            assert words in line
+    assert list(tmp_path.iterdir()) == []
+    assert json.loads(document.out)["doubts"] == found.doubts
+    assert "cpu.dram_efficiency" in text.out
+    assert DOUBTS[which] in text.out
+    with pytest.raises(PerfModelError, match="was not written"):
+        found.write(path)
+    assert list(tmp_path.iterdir()) == []
+    # Looking at it without a file is no failure.
+    assert run("measure").code == 0
+
+
+def test_what_holds_together_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Just within every limit; a folder that is missing is made, as other commands do."""
+    fits = packed()[1]
+    blas = fits.blas._replace(residuals=np.log([1.24]), vector_flops_per_s=1.09 * 1.25 * PACKED["matrix"])
+    calm, other = Timing(1.0, 0.0, 3, 1), Timing(1.0, None, 1, 1, calm=False)
+    check = [CheckRow(LAYERS[0], "alike", 1, 1, one, said) for one, said in ((calm, 1.24), (other, 90.0))]
+    bad = fits.quantised._replace(residuals=np.log([9.0]))  # is not what is written
+    found = made_measurement(fits=fits._replace(blas=blas, quantised=bad), check=check)
+    assert found.doubts == []
+    assert found.refusal == ""
+    monkeypatch.setattr("perfmodel.measure.measure", lambda **_: found)
+    path = tmp_path / "new" / "folder" / "mine.toml"
+    answer = run("measure", "-o", path)
+    assert (answer.code, answer.err) == (0, f"wrote {path}\n")
+    assert load_system(path).cpu == found.cpu
+
+
+def test_one_thread_is_not_recommended_to_itself() -> None:
+    found = made_measurement(threads=(1,), **doubtful("check"))
+    assert found.refusal.endswith("; a calmer machine helps")
+
+
+def test_a_busy_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All cores disturbed, one thread calm: that one is fitted, checked and written, and a note says so."""
+    here = MACHINE._replace(cores=2, cache_bytes=2**20)
+    seconds = iter([row.timing for row in disturb(made_rows(PACKED, threads=(1, 2)), 2)])
+    monkeypatch.setattr(measurement, "find_machine", lambda: here)
+    monkeypatch.setattr(measurement, "time_cases", lambda cases, *a, **k: [next(seconds) for _ in cases])
+    path = tmp_path / "mine.toml"
+    answer = run("measure", "--no-gpu", "--memory-gb", 0.1, "--seconds", 100, "-o", path)
+    assert (answer.code, answer.err) == (0, f"wrote {path}\n")
+    assert "too few experiments on 2 threads were left undisturbed" in answer.out
+    assert "cpu.threads = 1" in answer.out
+    assert "the constants leave out 40" in answer.out
+    cpu = load_system(path).cpu
+    assert cpu is not None
+    assert (cpu.threads, cpu.cores) == (1, 2)
+    assert cpu.source_of("threads").citation == "most threads that were measured undisturbed"
+    assert "on 1 thread" in cpu.source_of("peak_tflop_per_s.fp32").citation
 
 
 # The check
@@ -593,9 +777,11 @@ def test_values_of_a_gpu_become_a_system(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A real run, as short as allowed, of the command; the file and the document."""
+    """A real run, as short as allowed, of the command, believed whatever it says; the file and the document."""
     path = tmp_path_factory.mktemp("measured") / "mine.toml"
-    return path, run("measure", "--seconds", 1, "--threads", 1, "--no-gpu", "--json", "-o", path).document
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measurement, "find_doubts", lambda *_: [])
+        return path, run("measure", "--seconds", 1, "--threads", 1, "--no-gpu", "--json", "-o", path).document
 
 
 def test_a_short_run_writes_a_system(short: tuple[Path, Any]) -> None:

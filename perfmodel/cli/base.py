@@ -93,6 +93,8 @@ def add_scenario(
         what = meaning if default is None else f"{meaning} (default {default})"
         value = None if from_file else default
         parser.add_argument(f"--{name}", required=default is None, default=value, metavar=metavar, help=what)
+    if not from_file:
+        add_formats(parser)
     add_engine(parser)
     if policies is not None:
         parser.add_argument(
@@ -115,6 +117,29 @@ def add_scenario(
     parser.add_argument("--micro-batch", type=int, metavar="N", help="tokens of a prefill pass (default: one pass)")
     parser.add_argument("--layers", choices=["cycle"], help="replay a trace that has another number of layers")
     parser.add_argument("--loss", "--losses", metavar="FILE", help="loss table (.npz; widths up to 4 bits are used)")
+
+
+def add_formats(parser: argparse.ArgumentParser) -> None:
+    """The option of the formats that a model is stored in."""
+    parser.add_argument(
+        "--dtype",
+        action="append",
+        metavar="CLASS=FORMAT",
+        help="store a class of tensors otherwise, as in expert=q4_k or all=q8_0; repeatable (see model formats)",
+    )
+
+
+def load_model(options: argparse.Namespace) -> Any:
+    """The model of ``--model``, with the formats of ``--dtype``."""
+    from perfmodel.model import MoEModel
+
+    model = MoEModel.from_config(options.model)
+    return model.stored_as(formats(options)) if options.dtype else model
+
+
+def formats(options: argparse.Namespace) -> list[str]:
+    """What ``--dtype`` says, one choice each."""
+    return [choice for text in options.dtype or () for choice in text.split(",")]
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -205,6 +230,14 @@ def check_folder(option: str, folder: Path) -> None:
         raise PerfModelError(f"{option} {folder}: {nearest} is not a folder")
     if not os.access(nearest, os.W_OK):
         raise PerfModelError(f"{option} {folder}: {nearest} cannot be written")
+
+
+def same_file(output: Path, base: str) -> bool:
+    """Whether an output would replace the file that it is made from."""
+    try:
+        return output.exists() and Path(base).exists() and output.samefile(base)
+    except (OSError, ValueError):
+        return False
 
 
 def check_figure(option: str, target: str | Path) -> None:

@@ -6,10 +6,9 @@ import argparse
 import contextlib
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli.base import add_command, print_json, print_text, quoted, say
+from perfmodel.cli.base import EXIT_NO_ANSWER, add_command, one_line, print_json, print_text, quoted, same_file, say
 from perfmodel.errors import PerfModelError
 from perfmodel.progress import Report, bar, watched
 
@@ -52,7 +51,7 @@ def _measure(options: argparse.Namespace) -> int:
 
     output = None if options.output is None else check_output(options.output)
     base = BASE if options.base is None else options.base
-    if output is not None and _same(output, base):
+    if output is not None and same_file(output, base):
         raise PerfModelError(f"-o: found {quoted(str(output))}, which is the base itself; allowed another file")
     found = measure(
         base=base,
@@ -64,14 +63,18 @@ def _measure(options: argparse.Namespace) -> int:
         check=options.check,
         bar=_bar,
     )
-    if output is not None:
-        found.write(output)
+    # What took so long to measure is printed before writing may fail.
     if options.json:
         print_json(_data(found))
     else:
         print_text(_text(found))
-    if output is not None:
-        say(f"wrote {output}")
+    if output is None:
+        return 0
+    if found.doubts:
+        say(f"perfmodel: {one_line(f'{output} was not written: {found.refusal}', 1000)}")
+        return EXIT_NO_ANSWER
+    found.write(output)
+    say(f"wrote {output}")
     return 0
 
 
@@ -99,13 +102,6 @@ def _count(text: str) -> int:
     if not (text.strip().isascii() and text.strip().isdigit() and len(text) < 8):
         raise PerfModelError(f"--threads: found {quoted(text)}, allowed whole numbers separated by commas")
     return int(text)
-
-
-def _same(output: Path, base: str) -> bool:
-    try:
-        return output.exists() and Path(base).exists() and output.samefile(base)
-    except (OSError, ValueError):
-        return False
 
 
 def _data(found: Measurement) -> dict[str, Any]:
@@ -145,6 +141,7 @@ def _data(found: Measurement) -> dict[str, Any]:
             for row in found.check
         ],
         "check_median_error": found.check_error,
+        "doubts": found.doubts,
         "notes": found.notes,
         "seconds": found.seconds,
     }
@@ -176,7 +173,7 @@ def _text(found: Measurement) -> str:
         f" {found.seconds:.0f} s",
         "",
         *(
-            f"memory read on {_threads(row.threads)}: {row.gb_per_s:.1f} GB/s (spread {100 * row.timing.spread:.0f} %)"
+            f"memory read on {_threads(row.threads)}: {row.gb_per_s:.1f} GB/s ({_spread(row)})"
             for row in found.rows
             if row.kernel == "read"
         ),
@@ -201,7 +198,14 @@ def _text(found: Measurement) -> str:
         )
     if found.check:
         lines += ["", *_check_lines(found)]
-    return "\n".join([*lines, "", *(f"note: {note}" for note in found.notes)])
+    notes = [f"note: {note}" for note in found.notes]
+    return "\n".join([*lines, "", *notes, *([f"note: {found.refusal}"] if found.doubts else [])])
+
+
+def _spread(row: Row) -> str:
+    """How far the passes of an experiment lie apart."""
+    spread, calm = row.timing.spread, row.timing.calm
+    return ("one pass" if spread is None else f"spread {100 * spread:.0f} %") + ("" if calm else ", disturbed")
 
 
 def _threads(count: int) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Container
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from perfmodel.hardware.base import Spec, number
 from perfmodel.hardware.devices import GB, KB, US, efficiency
+
+if TYPE_CHECKING:
+    from perfmodel.hardware.system import System
 
 Launch = Literal["graph", "stream"]
 ExpertKernels = Literal["grouped", "single"]
@@ -50,7 +54,8 @@ class EngineSpec(Spec):
     ``overlap`` and what is said of prefills hold for steps that are told by counts (``perfmodel/steps.py``); a policy
     brings its own. These values replace the shares of the peaks that the devices of a system state (`REPLACED`),
     because devices describe hardware and what is reached depends on who asks. ``cpu_efficiency``,
-    ``cpu_compute_efficiency``, ``round_trip_us`` and ``copy_overhead_us`` do so only where they are given.
+    ``cpu_compute_efficiency``, ``round_trip_us`` and ``copy_overhead_us`` do so only where they are given, and none of
+    the ``cpu_`` ones does so on a CPU whose ``rates`` were ``reached`` by experts (`perfmodel measure` writes such).
     """
 
     kind: Literal["engine"] = "engine"
@@ -71,7 +76,7 @@ class EngineSpec(Spec):
     expert_tile_tokens: float | None = number(
         "1", 1, 4096, "tokens that matrix kernels pad an expert's to, from more than 8 on", None
     )
-    batched_from_tokens: float | None = number("1", 1, 1e6, "tokens of a step that leave the one-token kernels", None)
+    batched_from_tokens: int | None = number("1", 1, 1e6, "tokens of a step that leave the one-token kernels", None)
     batched_layer_us: float | None = number("us", 0, 1e5, "fixed time per layer with experts from there on", None)
     all_reduce_us: float = number("us", 0, 1e5, "one reduction over GPUs that meet over the host's link", 0.0)
     peer_all_reduce_us: float = number("us", 0, 1e5, "the same over GPUs with a link of their own", 0.0)
@@ -85,7 +90,12 @@ class EngineSpec(Spec):
     cpu_compute_efficiency: float | None = efficiency("achieved compute rate of the CPU", None)
     prefill_experts: PrefillExperts = Field(description="where a long prompt runs the experts of host memory")
     prefill_cpu_below_tokens: float | None = number("1", 1, 1e9, "shorter passes run them on the CPU anyway", None)
-    micro_batch_tokens: float | None = number("1", 1, 1e9, "tokens of one pass of a prefill", None)
+    micro_batch_tokens: int | None = number("1", 1, 1e9, "tokens of one pass of a prefill", None)
+
+    @field_validator("batched_from_tokens", "micro_batch_tokens", mode="before")
+    @classmethod
+    def _whole(cls, value: object) -> object:
+        return int(value) if isinstance(value, float) and value.is_integer() else value  # 512.0 is a count as well
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -146,3 +156,59 @@ class EngineSpec(Spec):
         if self.copies == "pinned" or self.pageable_gb_per_s is None:
             return None
         return self.pageable_gb_per_s * GB
+
+
+#: Keys that only steps told by counts read, and why.
+_OF_COUNTS = {
+    "engine.prefill_cpu_below_tokens": "is for steps told by counts; a policy says where its prefill runs",
+    "engine.prefill_experts": "is for steps told by counts; a policy says where its prefill runs",
+    "engine.overlap": "is for steps told by counts; a policy says what overlaps",
+    "engine.launch": "says in a word what engine.kernel_us is the time of; set that instead",
+}
+#: Both or neither.
+_SWITCH = ("engine.batched_from_tokens", "engine.batched_layer_us")
+_PEER = "gpu.peer_bandwidth_gb_per_s"
+
+
+def idle(system: System, key: str, varied: Container[str] | None = ()) -> str | None:
+    """Why another value of an engine's key can change nothing on a system, or ``None`` where it can.
+
+    varied : keys that vary beside it, whatever the system says of them; ``None`` for any that could.
+    """
+    engine = system.engine
+    if engine is None or not key.startswith("engine."):
+        return None
+    if key in _OF_COUNTS:
+        return _OF_COUNTS[key]
+    if key == "engine.pageable_gb_per_s" and engine.copies == "pinned":
+        return f"is of pageable copies, and those of engine {engine.name} are pinned"
+    if key in _SWITCH and engine.batched_layer_us is None:
+        other = _SWITCH[1 - _SWITCH.index(key)]
+        if varied is not None and other not in varied:
+            return f"counts together with {other}, which engine {engine.name} does not give; give both"
+    if key in ("engine.all_reduce_us", "engine.peer_all_reduce_us"):
+        return _idle_reduction(system, key, varied)
+    if key in ("engine.cpu_efficiency", "engine.cpu_compute_efficiency", "engine.cpu_units"):
+        if system.cpu is None:
+            return f"is of a CPU, and system {system.name} has none"
+        if system.cpu.rates == "reached":
+            return f"is left out, since cpu.rates of {system.cpu.name} are what experts reached"
+        if key == "engine.cpu_units" and system.cpu.vector_tflop_per_s is None:
+            return f"chooses between the units of a CPU, and {system.cpu.name} states one kind"
+    return None
+
+
+def _idle_reduction(system: System, key: str, varied: Container[str] | None) -> str | None:
+    """The same of the times of a reduction over several GPUs."""
+    gpu = system.gpu
+    if gpu.split == "layer":
+        return "is of GPUs that share every layer, and gpu.split is 'layer'"
+    if gpu.devices == 1 and varied is not None and "gpu.devices" not in varied:
+        return f"is of several GPUs, and system {system.name} has one (gpu.devices)"
+    own = gpu.peer_bandwidth_gb_per_s is not None
+    asked = varied is not None and _PEER in varied
+    if key == "engine.all_reduce_us" and (own or asked):
+        return f"is of GPUs without a link of their own, and {_PEER} is given; engine.peer_all_reduce_us counts"
+    if key == "engine.peer_all_reduce_us" and not own and not asked and varied is not None:
+        return f"is of GPUs with a link of their own, and {_PEER} is not given; engine.all_reduce_us counts"
+    return None

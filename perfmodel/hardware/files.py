@@ -43,6 +43,11 @@ class SpecEntry(NamedTuple):
     path: Path
 
 
+def a_spec(kind: str) -> str:
+    """A kind of spec with its article: ``an engine spec``."""
+    return f"{'an' if kind in ('engine', 'ndp') else 'a'} {kind} spec"
+
+
 def path_text(path: Path) -> str:
     """``path`` for a one-line message: escaped if unprintable, and only its end if very long."""
     text = str(path)
@@ -68,19 +73,20 @@ def find(reference: object, kinds: tuple[str, ...], folder: Path | None = None) 
     """File of a reference of one of ``kinds``; relative paths start at ``folder``."""
     what = kinds[0] if len(kinds) == 1 else "hardware"
     if not isinstance(reference, (str, os.PathLike)):
-        raise SpecError(f"a {what} spec is {shown(reference)}; allowed: the name of a bundled spec, or a .toml file")
+        raise SpecError(f"{a_spec(what)} is {shown(reference)}; allowed: the name of a bundled spec, or a .toml file")
     if is_path(reference):
         raw = os.fspath(reference)
         path = Path(os.fsdecode(raw))
         return path if folder is None else folder / path
-    by_kind = {kind: _bundled(kind) for kind in KINDS}
     name = str(reference)
     for kind in kinds:
-        if name in by_kind[kind]:
-            return by_kind[kind][name]
+        found = _bundled(kind)
+        if name in found:
+            return found[name]
+    by_kind = {kind: _bundled(kind) for kind in KINDS}
     other = [kind for kind in KINDS if name in by_kind[kind]]
     if other:
-        raise SpecError(f"{shown(name)} is a {other[0]} spec; a {what} spec is needed here")
+        raise SpecError(f"{shown(name)} is {a_spec(other[0])}; {a_spec(what)} is needed here")
     known = [stem for kind in kinds for stem in by_kind[kind]]
     raise SpecError(
         f"no {what} spec is named {shown(name)}{suggestion(name.lower(), known)}; "

@@ -11,6 +11,7 @@ from perfmodel.hardware.base import Spec, number
 from perfmodel.hardware.devices import GB, TERA, US, Dtype, PeakTable, efficiency, peak_of
 
 Numa = Literal["interleaved", "replicated", "one-socket"]
+Rates = Literal["peak", "reached"]
 
 #: Which peak experts run at: the first of these that a spec gives, else the first in its table.
 _EXPERT_DTYPES: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
@@ -58,6 +59,9 @@ class CpuSpec(Spec):
     )
     compute_efficiency: float = efficiency("achieved compute rate", 1.0)
     expert_overhead_us: float = number("us", 0, 1e5, "fixed time per expert", 0.0)
+    rates: Rates = Field(
+        "peak", description="peaks that an engine reaches its share of, or what experts reached, whatever the engine"
+    )
     memory_capacity_gb: float | None = number("GB", 0.1, 1e6, "host memory size, all sockets", None)
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -30,7 +30,7 @@ from perfmodel.hardware.base import (
     suggestion,
 )
 from perfmodel.hardware.devices import DramSpec, GpuSpec, LinkSpec, NdpSpec
-from perfmodel.hardware.engine import REPLACED, EngineSpec
+from perfmodel.hardware.engine import REPLACED, EngineSpec, idle
 from perfmodel.hardware.files import (
     DEVICES,
     KINDS,
@@ -45,6 +45,9 @@ from perfmodel.hardware.files import (
 )
 from perfmodel.hardware.host import CpuSpec, HostSpec
 from perfmodel.paths import replace_when_done
+
+#: Text that stands for no engine.
+NO_ENGINE = "none"
 
 PARTS: dict[str, type[Spec]] = {
     "gpu": GpuSpec,
@@ -123,8 +126,9 @@ class System(Strict):
         raise SpecError(f"system {self.name!r} has no key {shown(key)}{close}; allowed: {allowed}")
 
     def numeric_keys(self) -> tuple[str, ...]:
-        """Dotted keys of all numbers of the system."""
-        return tuple(f"{part}.{key}" for part, spec in self._parts() for key in spec.numeric_keys())
+        """Dotted keys of all numbers that count: all but those that the engine replaces."""
+        every = (f"{part}.{key}" for part, spec in self._parts() for key in spec.numeric_keys())
+        return tuple(key for key in every if self.replaced_by(key) is None)
 
     def get(self, key: str) -> float:
         """Number at a dotted key, in the unit of the spec file; `SpecError` for any other key."""
@@ -240,8 +244,21 @@ class System(Strict):
         other = REPLACED.get(key)
         if self.engine is None or other is None:
             return None
+        if key.startswith("cpu.") and self.cpu is not None and self.cpu.rates == "reached":
+            return None
         # Without a value of its own the engine leaves it to the system.
         return None if getattr(self.engine, other.partition(".")[2]) is None else other
+
+    def idle(self, key: str, varied: Container[str] | None = ()) -> str | None:
+        """Why another value at ``key`` can change nothing here, or ``None``; see `perfmodel.hardware.engine.idle`."""
+        return idle(self, key, varied)
+
+    def check_set(self, keys: Iterable[str]) -> None:
+        """Refuse keys that were set and that can change nothing here: `SpecError` with the reason."""
+        for key in keys:
+            reason = self.idle(key)
+            if reason is not None:
+                raise SpecError(f"system {self.name!r}: {key} {reason}")
 
     def _refuse_replaced(self, key: str) -> None:
         other = self.replaced_by(key)
@@ -249,9 +266,13 @@ class System(Strict):
             raise SpecError(f"system {self.name!r}: engine {self.engine.name} replaces {key}; set {other} instead")
 
     def with_engine(self, engine: str | os.PathLike[str] | EngineSpec | None) -> System:
-        """The system under an inference engine: a bundled name, a file, or the spec itself; ``None`` for none."""
-        given = engine is None or isinstance(engine, EngineSpec)
-        return self._copy(engine=engine if given else load_device(engine, EngineSpec))
+        """The system under an inference engine: a bundled name, a file, or the spec itself.
+
+        ``"none"``, as everywhere where an engine is chosen, and ``None`` take its own away.
+        """
+        if engine is None or (isinstance(engine, str) and engine == NO_ENGINE):
+            return self._copy(engine=None)
+        return self._copy(engine=engine if isinstance(engine, EngineSpec) else load_device(engine, EngineSpec))
 
     def _numbers(self) -> Iterator[tuple[str, float]]:
         for part, spec in self._parts():
@@ -439,10 +460,11 @@ def _overlay_text(
         # Relative to the new file, so that both can move together.
         base = Path(os.path.relpath(base, target.parent)).as_posix()
         base = base if "/" in base or base.endswith(".toml") else f"./{base}"
+    what = "1 other value" if len(overrides) == 1 else f"{len(overrides)} other values"
     lines = [
         'kind = "system"',
         f"name = {_toml_text(name or target.stem)}",
-        f"description = {_toml_text(description or f'{base} with {len(overrides)} other values')}",
+        f"description = {_toml_text(description or f'{base} with {what}')}",
         f"base = {_toml_text(base)}",
         "",
         "[overrides]",

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware import CpuSpec, Source, System, load_system
+from perfmodel.hardware.files import path_text
 from perfmodel.measure.check import CheckRow, check_forward, median_error
 from perfmodel.measure.cpu import Row, experiments, shapes_for
 from perfmodel.measure.gpu import Device, GpuRow, gpu_constants, measure_gpu
@@ -19,7 +20,6 @@ from perfmodel.measure.overlay import (
     KERNELS,
     Fits,
     cpu_spec,
-    expert_rows,
     fit_rows,
     gpu_sources,
     measured_system,
@@ -28,6 +28,7 @@ from perfmodel.measure.overlay import (
 from perfmodel.measure.pool import make_pool, pool_bytes
 from perfmodel.measure.timing import thread_clock, time_cases
 from perfmodel.measure.torch_gpu import find_gpu
+from perfmodel.measure.trust import find_doubts, undisturbed
 from perfmodel.progress import Report
 
 #: The system whose GPU and link an overlay keeps, where none is named.
@@ -72,8 +73,23 @@ class Measurement(NamedTuple):
         """Median absolute error of the check [1]; None without one, or where other programs disturbed all of it."""
         return median_error(self.check)
 
+    @property
+    def doubts(self) -> list[str]:
+        """What speaks against the result; such a result is not written."""
+        return find_doubts(undisturbed(self.rows), self.fits, self.kernels, self.check)
+
+    @property
+    def refusal(self) -> str:
+        """Why the result is not written, and what helps; empty where it is."""
+        if not self.doubts:
+            return ""
+        helps = "a calmer machine helps" if self.threads == (1,) else "a calmer machine or --threads 1 helps"
+        return f"the result is not to be relied on: {'; '.join(self.doubts)}; {helps}"
+
     def write(self, path: Path) -> None:
-        """Write the system as an overlay of its base. Raises SpecError."""
+        """Write the system as an overlay of its base. Raises PerfModelError for a result that is in doubt."""
+        if self.doubts:
+            raise PerfModelError(f"{path_text(path)} was not written: {self.refusal}")
         write_system(path, self.base, self.cpu, self.values, self.sources, self.gpu)
 
 
@@ -171,8 +187,9 @@ def measure(
         with bar("measuring the processor") as report:
             timings = time_cases([one.case for one in cases], seconds - sum(checks), clock, report, own_clock=own)
     rows = [one.row._replace(timing=timing) for one, timing in zip(cases, timings, strict=True)]
-    fits = fit_rows(rows)
-    cpu = cpu_spec(here, rows, fits, kernels)
+    used = undisturbed(rows)
+    fits = fit_rows(used)
+    cpu = cpu_spec(here, used, fits, kernels)
     gpu_rows: list[GpuRow] = []
     values: dict[str, float] = {}
     sources: dict[str, Source] = {}
@@ -188,32 +205,31 @@ def measure(
     compared = []
     if check:
         with bar("checking a forward pass") as report:
-            blas = measured_system(from_base, cpu_spec(here, rows, fits, "blas"), values, sources)
-            compared = check_forward(blas, pool, counts, checks[0], limit_blas, clock, report, own)
-    notes += _notes(rows, from_base, kernels)
+            blas = measured_system(from_base, cpu_spec(here, used, fits, "blas"), values, sources)
+            fitted = [count for count in counts if count <= max(row.threads for row in used)]
+            compared = check_forward(blas, pool, fitted, checks[0], limit_blas, clock, report, own)
+    notes += _notes(rows, used, kernels)
     return Measurement(
         here, counts, size, rows, fits, kernels, base, cpu, system, "" if device is None else device.name, gpu_rows,
         values, sources, pageable, compared, notes, clock() - start,
     )  # fmt: skip
 
 
-def _notes(rows: Sequence[Row], base: System, kernels: str) -> list[str]:
+def _notes(rows: Sequence[Row], used: Sequence[Row], kernels: str) -> list[str]:
     """What a reader should know about the numbers."""
     notes = []
-    restless = [row for row in rows if not row.timing.calm]
+    restless = sum(not row.timing.calm for row in rows)
+    most, fitted = (max(row.threads for row in some) for some in (rows, used))
     if restless:
-        whole = [row for row in rows if row.kernel != "read" and row.tokens < 512]
-        used = [row for name in KERNELS for row in expert_rows(rows, name)]
-        left = f"the fits leave out {len(whole) - len(used)} of {len(whole)}"
+        left = f"leave out {len(rows) - len(used)}" if len(used) < len(rows) else "rest on them all the same"
         notes.append(
-            f"other programs disturbed {len(restless)} of {len(rows)} experiments ({left}); an idle machine tells more"
+            f"other programs disturbed {restless} of {len(rows)} experiments; the constants {left}; an idle machine"
+            " tells more"
         )
-    unsure = [name for name in KERNELS if not all(row.timing.calm for row in expert_rows(rows, name))]
-    if unsure:
-        notes.append(f"too few experiments were left undisturbed to fit {' and '.join(unsure)} to them alone")
-    if base.engine is not None and base.engine.cpu_efficiency is not None:
+    if fitted < most:
         notes.append(
-            f"engine {base.engine.name} of the base states cpu_efficiency, which is used and not what was measured"
+            f"too few experiments on {most} threads were left undisturbed: the constants are those of {fitted}, and"
+            f" cpu.threads = {fitted}"
         )
     if kernels == "blas":
         notes.append(

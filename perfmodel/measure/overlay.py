@@ -28,15 +28,9 @@ class Fits(NamedTuple):
 
 
 def expert_rows(rows: Sequence[Row], kernels: str) -> list[Row]:
-    """The rows that one fit rests on: products from memory that nothing disturbed, unless too few are left."""
+    """The rows that one fit is made to: products of weights that come from memory."""
     names = ("blas",) if kernels == "blas" else ("int8", "int4")
-    found = [row for row in rows if row.kernel in names and row.tokens < LARGE_TOKENS]
-    most = max((row.threads for row in found), default=0)
-    calm = [row for row in found if row.timing.calm]
-    # Without products of one token and of many, each at the most threads, the calm ones tell too little.
-    told = {row.tokens for row in calm if row.threads == most}
-    many = max((row.tokens for row in found), default=0)
-    return calm if 1 in told and max(told) >= many / 2 else found
+    return [row for row in rows if row.kernel in names and row.tokens < LARGE_TOKENS]
 
 
 def fit_rows(rows: Sequence[Row]) -> Fits:
@@ -46,7 +40,7 @@ def fit_rows(rows: Sequence[Row]) -> Fits:
 
 
 def cpu_spec(machine: Machine, rows: Sequence[Row], fits: Fits, kernels: str) -> CpuSpec:
-    """The processor as experts see it that are run by ``kernels``."""
+    """The processor as experts see it that are run by ``kernels``. rows : that the fits rest on."""
     fit = fits.blas if kernels == "blas" else fits.quantised
     used = expert_rows(rows, kernels)
     threads = max(row.threads for row in rows)
@@ -67,7 +61,7 @@ def cpu_spec(machine: Machine, rows: Sequence[Row], fits: Fits, kernels: str) ->
     values: dict[str, tuple[float | int | None, str]] = {
         "sockets": (machine.sockets, system),
         "cores_per_socket": (machine.cores // machine.sockets, system),
-        "threads": (threads if threads < machine.cores else None, "most threads that were measured"),
+        "threads": (threads if threads < machine.cores else None, "most threads that were measured undisturbed"),
         "dram_bandwidth_gb_per_s": (
             peak_bytes / 1e9,
             f"read rate of {read.shape.cols / 1e9:.2g} GB on {_count(threads)}, not a peak; {direct}"
@@ -107,6 +101,7 @@ def cpu_spec(machine: Machine, rows: Sequence[Row], fits: Fits, kernels: str) ->
     return CpuSpec(
         name=re.sub(r"[^A-Za-z0-9]+", "-", machine.cpu).strip("-")[:60] or "measured-cpu",
         description=f"{machine.cpu}, {machine.cores} cores, as measured with {by}",
+        rates="reached",
         peak_tflop_per_s={"fp32": whole * peak_flops / 1e12},
         sources={**sources, "peak_tflop_per_s.fp32": peak},
         **given,  # type: ignore[arg-type]
@@ -122,15 +117,21 @@ def _count(threads: int) -> str:
 
 
 def _told(timing: Timing) -> str:
+    if timing.spread is None:
+        return "one pass"
     return f"median of {timing.passes} passes, spread {100 * timing.spread:.1f} % (interquartile range over median)"
 
 
 def _passes(timings: Sequence[Timing]) -> str:
-    spreads = sorted(timing.spread for timing in timings)
-    fewest, most = min(t.passes for t in timings), max(t.passes for t in timings)
-    several = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    spreads = sorted(timing.spread for timing in timings if timing.spread is not None)
+    if not spreads:
+        return "one pass each"
+    passes = [timing.passes for timing in timings if timing.spread is not None]
+    several = f"{max(passes)}" if min(passes) == max(passes) else f"{min(passes)} to {max(passes)}"
     spread = 100 * spreads[len(spreads) // 2]
-    return f"medians of {several} passes, spread {spread:.1f} % (interquartile range over median)"
+    alone = len(timings) - len(spreads)
+    rest = f"; one pass of {alone} of them" if alone else ""
+    return f"medians of {several} passes, spread {spread:.1f} % (interquartile range over median){rest}"
 
 
 def gpu_sources(found: GpuConstants, rows: Sequence[GpuRow], name: str, versions: str) -> dict[str, Source]:

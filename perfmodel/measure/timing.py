@@ -49,12 +49,13 @@ class Case(NamedTuple):
 class Timing(NamedTuple):
     """Times of one piece of work.
 
-    seconds : median over the passes of the time of one piece [s]. spread : interquartile range over the median [1].
-    passes : how many counted. repeats : pieces in each. calm : whether those that counted were undisturbed.
+    seconds : median over the passes of the time of one piece [s]. spread : interquartile range over the median [1];
+    None of a single pass. passes : how many counted. repeats : pieces in each. calm : whether those that counted were
+    undisturbed.
     """
 
     seconds: float
-    spread: float
+    spread: float | None
     passes: int
     repeats: int
     calm: bool = True
@@ -80,7 +81,8 @@ def summary(passes: Sequence[Pass], repeats: int = 1) -> Timing:
     quiet = [one.seconds for one in passes if one.quiet]
     kept = quiet or [min(one.seconds for one in passes)]
     low, middle, high = np.quantile(np.array(kept), [0.25, 0.5, 0.75])
-    return Timing(float(middle) / repeats, float((high - low) / middle), len(kept), repeats, bool(quiet))
+    spread = float((high - low) / middle) if len(kept) > 1 else None
+    return Timing(float(middle) / repeats, spread, len(kept), repeats, bool(quiet))
 
 
 def waited() -> float:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from perfmodel.errors import PlacementError, PolicyError
 from perfmodel.model import MoEModel
-from perfmodel.routing import RoutingTrace, statistics
+from perfmodel.routing import Replay, RoutingTrace, statistics
+from perfmodel.routing.others import sum_of_outside
 
 Phase = Literal["prefill", "decode"]
 Norm = Literal["sum", "min-max"]
@@ -83,7 +84,6 @@ def importance(
     alpha: float = 0.5,
     norm: Norm = "sum",
     phase: Phase = "prefill",
-    leave_one_out: bool = False,
 ) -> Importance:
     """Importance of every expert of every layer, one set a sequence, by `importance_of`.
 
@@ -92,12 +92,10 @@ def importance(
     trace : recorded routing. Without weights alpha is forced to 1, and the notes say so.
     alpha : share of the counts [1], 0 to 1.
     phase : which rows are counted.
-    leave_one_out : the mean importance of the *other* sequences instead of the sequence's own (a static profile).
-        Every other sequence counts alike, however long it is.
 
     Raises
     ------
-    PolicyError : alpha out of range, or no other sequence to profile.
+    PolicyError : alpha out of range.
     """
     notes: list[str] = []
     if trace.topk_weights is None and 0.0 <= alpha < 1.0:
@@ -105,11 +103,28 @@ def importance(
         alpha = 1.0
     weights = statistics.weight_sums(trace, phase) if trace.topk_weights is not None and alpha != 1.0 else None
     values = importance_of(statistics.selection_counts(trace, phase), weights, alpha=alpha, norm=norm)
-    if leave_one_out:
-        if trace.num_sequences < 2:
-            raise PolicyError("a profile of the other sequences needs a trace with at least 2 sequences, found 1")
-        values = statistics.sum_of_others(values) / (trace.num_sequences - 1)
     return Importance(values, alpha, tuple(notes))
+
+
+def importance_of_others(replay: Replay, *, alpha: float = 0.5, norm: Norm = "sum") -> Importance:
+    """The mean importance of the decode steps of *other* sequences instead of a sequence's own (a static profile).
+
+    Every other sequence counts alike, however long it is. Those of a batch are the sequences outside it. Parameters as
+    in `importance`.
+
+    Raises
+    ------
+    PolicyError : alpha out of range, or no other sequence to profile.
+    """
+    own = importance(replay.single.trace, alpha=alpha, norm=norm, phase="decode")
+    if not replay.outside.any():
+        needed = replay.batch.sequences + 1
+        raise PolicyError(
+            f"a profile of the other sequences needs a trace with at least {needed} sequences, found "
+            f"{replay.single.trace.num_sequences}"
+        )
+    others = replay.outside.sum(axis=1)[:, None, None]
+    return own._replace(values=sum_of_outside(own.values, replay) / others)
 
 
 class Footprint(NamedTuple):

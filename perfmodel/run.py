@@ -37,6 +37,8 @@ from perfmodel.states import States, decode_states, prefill_states
 
 #: Row of the LM head in the operators.
 _HEAD = 2
+#: Most tokens of a prefill pass that are taken for a number of tokens, as of an engine.
+_MOST_MICRO_BATCH = 10**9
 
 
 @dataclass(frozen=True)
@@ -554,8 +556,8 @@ def plan_run(
         raise PerfModelError(f"losses: found {type(losses).__name__}, allowed a LossTable")
     if micro_batch is not None and (isinstance(micro_batch, bool) or not isinstance(micro_batch, int | np.integer)):
         raise PerfModelError(f"micro_batch: found {micro_batch!a:.40}, allowed a whole number of tokens")
-    if micro_batch is not None and micro_batch < 1:
-        raise PerfModelError(f"micro_batch: found {micro_batch}, allowed 1 or more tokens")
+    if micro_batch is not None and not 1 <= micro_batch <= _MOST_MICRO_BATCH:
+        raise PerfModelError(f"micro_batch: found {micro_batch!a:.40}, allowed 1 to {_MOST_MICRO_BATCH} tokens")
     if isinstance(recorded, Replay):
         asked = checked_batch(batch, batch_of)
         if asked.tokens != 1 and asked != recorded.batch:

@@ -114,8 +114,8 @@ def test_importance_of_counts_needs_weights_unless_counts_are_all() -> None:
 def test_a_left_out_sequence_leaves_no_trace_in_its_profile(data, alpha, norm) -> None:
     model = data.draw(models())
     trace = data.draw(traces(model, min_sequences=2))
-    options = {"alpha": alpha, "norm": norm, "phase": "decode", "leave_one_out": True}
-    before = placement.importance(trace, **options).values
+    options = {"alpha": alpha, "norm": norm}
+    before = placement.importance_of_others(trace.replay(), **options).values
     own = data.draw(st.integers(0, trace.num_sequences - 1))
     rows = trace.decode_slice(own)
     ids, other = trace.topk_ids.astype(np.int64), np.random.default_rng(data.draw(st.integers(0, 99)))
@@ -128,15 +128,13 @@ def test_a_left_out_sequence_leaves_no_trace_in_its_profile(data, alpha, norm) -
         weights[rows] = other.random(shape) * 1e12
     changed = dataclasses.replace(trace, topk_ids=ids, topk_weights=weights)
     # Not one bit: a residue of rounding would already break ties by what the sequence itself did.
-    assert_array_equal(placement.importance(changed, **options).values[own], before[own])
-    counted = placement.importance(changed, **{**options, "leave_one_out": False}).values[own]
-    assert counted.shape == before[own].shape
+    assert_array_equal(placement.importance_of_others(changed.replay(), **options).values[own], before[own])
 
 
 @given(st.data(), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from(["sum", "min-max"]))
 def test_the_profile_of_the_others_is_the_mean_of_their_importance(data, alpha, norm) -> None:
     trace = data.draw(traces(data.draw(models()), min_sequences=2))
-    found = placement.importance(trace, alpha=alpha, norm=norm, phase="decode", leave_one_out=True).values
+    found = placement.importance_of_others(trace.replay(), alpha=alpha, norm=norm).values
     for s in range(trace.num_sequences):
         others = [
             plain_importance(trace, other, 0, trace.decode_slice(other), alpha, norm)
@@ -157,7 +155,7 @@ def test_a_long_sequence_has_no_more_say_in_a_profile_than_a_short_one() -> None
         num_experts=3,
         metadata={"model": "hand", "source": "synthetic"},
     )
-    found = placement.importance(trace, alpha=1.0, phase="decode", leave_one_out=True).values[:, 0]
+    found = placement.importance_of_others(trace.replay(), alpha=1.0).values[:, 0]
     assert_allclose(found, [[0, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.5, 0]], rtol=1e-15, atol=0)
 
 
@@ -171,7 +169,7 @@ def test_static_places_by_the_profile_that_its_control_uses() -> None:
 def test_one_sequence_has_no_others() -> None:
     single = recording().sequences([0])
     with pytest.raises(PolicyError, match=r"at least 2 sequences, found 1"):
-        placement.importance(single, phase="decode", leave_one_out=True)
+        placement.importance_of_others(single.replay())
 
 
 # --- top-K ---

@@ -30,6 +30,7 @@ from perfmodel.answers.occupancy import Occupancy, Recorded, Shares, Uniform
 from perfmodel.errors import ModelConfigError, PerfModelError, SpecError, TraceError
 from perfmodel.hardware import LinkSpec, System, load_spec, load_system
 from perfmodel.hardware.base import shown
+from perfmodel.hardware.files import a_spec
 from perfmodel.kernels import point as place
 from perfmodel.kernels.cpu import ACTIVATION_BYTES, cpu_expert_time
 from perfmodel.kernels.link import transfer_time
@@ -298,7 +299,7 @@ def _others(system: System, links: object, rates: object) -> list[tuple[str, flo
 def _link(given: object) -> LinkSpec:
     found = given if isinstance(given, LinkSpec) else load_spec(given)  # type: ignore[arg-type]
     if not isinstance(found, LinkSpec):
-        raise SpecError(f"breakeven: {found.name} is a {found.kind} spec; allowed: a link")
+        raise SpecError(f"breakeven: {found.name} is {a_spec(found.kind)}; allowed: a link")
     return found
 
 

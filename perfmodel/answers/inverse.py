@@ -118,10 +118,10 @@ def solve(
     """
     text = one_policy(checked_scenario(scenario), policy)
     info = numeric_axis(scenario, axis)
-    scenario.check_varied([info.name])
     wanted = target_of(target)
     span = domain(scenario, info, low, high)
     held = _held(scenario, info, settings)
+    scenario.check_varied([info.name, *held])
     curve = Curve(scenario, text, info, wanted.metric.name, held)
 
     def difference(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -163,7 +163,6 @@ def _held(scenario: Scenario, info: AxisInfo, settings: object) -> dict[str, Any
         if axis.name == info.name or axis.kind == "policy":
             raise PerfModelError(f"settings: found {axis.name}, allowed other axes than {info.name} and policy")
         (held[axis.name],) = scenario.check(axis.name, [value])
-    scenario.check_varied(held)
     return held
 
 

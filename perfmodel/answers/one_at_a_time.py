@@ -122,7 +122,9 @@ def _spreads(
         wanted = "a number above 0 and below 1 (0.1 is 10 % down and up), or the two ends by key"
         raise PerfModelError(f"change: found {shown(plain(change))}, allowed {wanted}")
     found_spreads = []
-    for key in scenario.system.numeric_keys() if names is None else names:
+    own = {axis.name for axis in scenario.axes()}
+    every = [key for key in scenario.system.numeric_keys() if key in own]
+    for key in every if names is None else names:
         axis = numeric_axis(scenario, key)
         here = _here(scenario, axis)
         if here == 0.0 and names is not None:
@@ -141,6 +143,8 @@ def _names(scenario: Scenario, keys: object) -> list[str] | None:
     keys = keys.tolist() if isinstance(keys, np.ndarray) else keys
     listed = [keys] if isinstance(keys, str) else list(keys) if isinstance(keys, Iterable) else []
     full = [numeric_axis(scenario, key).name for key in listed]
+    for name in full:
+        scenario.check_idle([name])
     if len(set(full)) < max(1, len(full)):
         raise PerfModelError(f"keys: found {shown(keys)}, allowed at least one key, and each once")
     return full

@@ -175,6 +175,7 @@ def _with_values(system: System, memory_gb: object, values: object) -> tuple[Sys
     if not isinstance(given, Mapping):
         raise PerfModelError(f"rank: values: found {shown(plain(given))}, allowed a table of values by dotted key")
     changed = system.with_values(given) if given else system
+    changed.check_set(given)
     given = dict(zip(given, map(plain, given.values()), strict=True))
     if memory_gb is None:
         return changed, given

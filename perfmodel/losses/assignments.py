@@ -164,7 +164,7 @@ def sequence_importance(trace: RoutingTrace, alpha: float, norm: Norm) -> tuple[
     if trace.has_prefill:
         found = placement.importance(trace, alpha=alpha, norm=norm)
         return found.values, statistics.selection_counts(trace, "prefill").astype(np.float64), list(found.notes)
-    found = placement.importance(trace, alpha=alpha, norm=norm, phase="decode", leave_one_out=True)
+    found = placement.importance_of_others(trace.replay(), alpha=alpha, norm=norm)
     counts = statistics.selection_counts(trace, "decode").astype(np.float64)
     note = "no prefill in every sequence: importance and use come from the decode steps of the other sequences"
     return found.values, statistics.sum_of_others(counts), [note, *found.notes]

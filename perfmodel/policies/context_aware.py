@@ -23,6 +23,7 @@ from perfmodel.policies.base import Plan, PlanInputs, option
 from perfmodel.policies.placed import Basis, PlacedExperts
 from perfmodel.routing import RoutingTrace, statistics
 from perfmodel.routing.npz import one_line
+from perfmodel.routing.others import no_others_text, own_prompt_note, sum_of_outside
 from perfmodel.routing.profile import FrequencyProfile, load_use
 
 
@@ -49,9 +50,10 @@ class ContextAware(PlacedExperts):
 class Static(PlacedExperts):
     """Placement from a profile of other traffic, known before the prompt arrives.
 
-    The profile is the decode steps of the *other* sequences of the trace (leave-one-out), those of another trace, or
-    a frequency profile: counts, shares or an order of experts, without weights. Nothing migrates, and the prefill
-    already finds the hot experts on the GPU.
+    The profile is the decode steps of the *other* sequences of the trace (leave-one-out; in a batch, of those outside
+    it), those of another trace, or a frequency profile: counts, shares or an order of experts, without weights. Nothing
+    migrates, and the prefill already finds the hot experts on the GPU. A batch of all sequences of the trace is placed
+    by its own prompts.
     """
 
     profile: str = option(
@@ -67,11 +69,27 @@ class Static(PlacedExperts):
         return self.placed(inputs, basis, known_before=True)
 
     def _from_others(self, inputs: PlanInputs) -> Basis:
-        """One placement a sequence, from the decode steps of the others."""
-        trace = inputs.replay.trace
-        values = placement.importance(trace, alpha=self.alpha, norm=self.norm, phase="decode", leave_one_out=True)
-        counts = statistics.selection_counts(trace, "decode").astype(np.float64)
-        return Basis(values, statistics.sum_of_others(counts))
+        """One placement a sequence or batch, from the decode steps of the sequences outside it.
+
+        A batch of all sequences of the trace is placed by its own prompts.
+        """
+        replay = inputs.replay
+        if replay.single.trace.num_sequences > 1 and not replay.outside.any():
+            return self._from_own_prompts(inputs)
+        values = placement.importance_of_others(replay, alpha=self.alpha, norm=self.norm)
+        counts = statistics.selection_counts(replay.single.trace, "decode").astype(np.float64)
+        return Basis(values, sum_of_outside(counts, replay))
+
+    def _from_own_prompts(self, inputs: PlanInputs) -> Basis:
+        replay = inputs.replay
+        if not replay.trace.has_prefill:
+            raise PolicyError(
+                f"policy {self.name} places experts by how other sequences use them, and {no_others_text(replay)}"
+                f" without a prefill; allowed: at least {replay.batch.sequences + 1} sequences, or a prefill"
+            )
+        values = placement.importance(replay.trace, alpha=self.alpha, norm=self.norm)
+        use = statistics.selection_counts(replay.trace, "prefill").astype(np.float64)
+        return Basis(values._replace(notes=(*values.notes, own_prompt_note(replay))), use)
 
     def _from_elsewhere(self, inputs: PlanInputs) -> Basis:
         """One placement for all sequences, from another trace or from counts alone."""

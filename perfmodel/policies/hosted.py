@@ -21,6 +21,7 @@ from perfmodel.policies.base import (
 )
 from perfmodel.policies.host import Prefill
 from perfmodel.routing import statistics
+from perfmodel.routing.others import no_others_text, others_text, own_prompt_note, sum_of_outside
 
 
 class Use(NamedTuple):
@@ -76,23 +77,25 @@ class HostedExperts(Policy):
         return Residency(0.0, experts * model.expert_bytes(bits) + buffer, (bits,), behind="replicas")
 
     def use_of_others(self, inputs: PlanInputs) -> Use:
-        """Use of every expert in the decode steps of the other sequences; of a single one, in its own prompt.
+        """Use of every expert in the decode steps of the other sequences; where there is none, in the own prompt.
+
+        The other sequences of a batch are those outside it.
 
         Raises
         ------
-        PolicyError : a single sequence without a prompt.
+        PolicyError : no other sequence, and no prompt.
         """
-        trace = inputs.replay.trace
-        if trace.num_sequences > 1:
-            counts = statistics.selection_counts(trace, "decode").astype(np.float64)
-            return Use(statistics.sum_of_others(counts), ("experts placed by the decode steps of the other sequences",))
-        if not trace.has_prefill:
+        replay = inputs.replay
+        if replay.outside.any():
+            counts = statistics.selection_counts(replay.single.trace, "decode").astype(np.float64)
+            return Use(sum_of_outside(counts, replay), (f"experts placed by {others_text(replay)}",))
+        if not replay.trace.has_prefill:
             raise PolicyError(
-                f"policy {self.name} places experts by how other sequences use them, and this trace has one sequence"
-                " without a prefill; allowed: at least 2 sequences, or a prefill"
+                f"policy {self.name} places experts by how other sequences use them, and {no_others_text(replay)}"
+                f" without a prefill; allowed: at least {replay.batch.sequences + 1} sequences, or a prefill"
             )
-        counts = statistics.selection_counts(trace, "prefill").astype(np.float64)
-        return Use(counts, ("the trace has one sequence, so experts are placed by its own prompt",))
+        counts = statistics.selection_counts(replay.trace, "prefill").astype(np.float64)
+        return Use(counts, (own_prompt_note(replay),))
 
     def pick_classes(
         self,

@@ -54,6 +54,7 @@ from perfmodel.policies.host import Prefill, host_prefill
 from perfmodel.policies.hosted import HostedExperts, split_prefill
 from perfmodel.routing import prediction, statistics
 from perfmodel.routing.batches import of_picks, tokens_of_steps
+from perfmodel.routing.others import no_others_text
 
 
 class _Table(NamedTuple):
@@ -140,6 +141,7 @@ class HybriMoE(HostedExperts):
             notes=(
                 f"{slots} of {model.num_experts} experts a layer cached at {bits:g} bits: {100 * hits / asked:.1f} % of"
                 f" picks hit, {100 * copied / asked:.1f} % are copied, the others run on the CPU",
+                *self._batch_note(inputs),
                 f"{'every miss enters' if admits else 'no miss enters'} the cache (admit={self.admit})",
                 *(
                     ("the trace has no routing weights: earlier picks count as the better-weighted ones",)
@@ -163,10 +165,18 @@ class HybriMoE(HostedExperts):
     def _before(self, inputs: PlanInputs, slots: int) -> NDArray[np.bool_]:
         """What is resident while the prompt runs [S, L, E]."""
         trace = inputs.replay.trace
-        if slots == inputs.model.num_experts or trace.num_sequences == 1 or slots == 0:
+        nobody = not inputs.replay.outside.any()
+        if slots == inputs.model.num_experts or nobody or slots == 0:
             shape = (trace.num_sequences, trace.num_layers, trace.num_experts)
             return np.full(shape, slots == inputs.model.num_experts)
         return statistics.top_experts(self.use_of_others(inputs).counts, slots)
+
+    def _batch_note(self, inputs: PlanInputs) -> tuple[str, ...]:
+        """That a batch starts without what is known of others."""
+        replay = inputs.replay
+        if replay.groups is None or replay.outside.any():
+            return ()
+        return (f"{no_others_text(replay)}, so no expert is on the GPU before its prompts",)
 
     def _prefill(self, inputs: PlanInputs, before: NDArray[np.bool_], table: ClassTable) -> Prefill:
         bits, tokens = self._bits(inputs.model), prefill_counts(inputs)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import TraceError
-from perfmodel.routing.replay import Batch, Replay, check_size
+from perfmodel.routing.replay import Batch, Groups, Replay, check_size
 
 
 def in_batches(replay: Replay, batch: Batch) -> Replay:
@@ -25,8 +25,8 @@ def in_batches(replay: Replay, batch: Batch) -> Replay:
 
     Raises
     ------
-    TraceError : a sequence without decode steps, or with fewer than a step of consecutive tokens takes; or a result
-        that would be too large.
+    TraceError : a sequence without decode steps, or with fewer than a step of consecutive tokens takes; a batch that
+        holds a sequence more often than it has decode steps; or a result that would be too large.
     """
     if batch.tokens == 1:
         return replay
@@ -43,9 +43,14 @@ def in_batches(replay: Replay, batch: Batch) -> Replay:
 def _of_sequences(replay: Replay, batch: Batch) -> Replay:
     trace, size = replay.trace, batch.tokens
     count = trace.num_sequences
-    check_size(trace, size, trace.num_layers)
-    groups = np.arange(-(-count // size) * size).reshape(-1, size) % count
     prompts, outputs = trace.prompt_len, np.diff(replay.decode_offsets)
+    most = int((outputs * count + np.arange(count)).min())
+    if size > most:
+        raise TraceError(
+            f"batch: found {size}, allowed up to {most}: with more, some of the {count} sequences of the trace"
+            " would stand in a step more often than they have decode steps"
+        )
+    groups = np.arange(-(-count // size) * size).reshape(-1, size) % count
     starts = trace.sequence_offsets[:-1]
     # A prefill is priced where every sequence has one.
     lengths = prompts if trace.has_prefill else np.zeros_like(prompts)
@@ -68,7 +73,7 @@ def _of_sequences(replay: Replay, batch: Batch) -> Replay:
     left = 1.0 - float((steps * size).sum() / outputs[groups].sum())
     if left > 0:
         note += f"; {100 * left:.1f} % of their tokens are left out, as the shortest of a group ends it"
-    return Replay(grouped, members.mean(axis=1), (*replay.notes, note), batch, members)
+    return Replay(grouped, members.mean(axis=1), (*replay.notes, note), batch, members, Groups(replay, groups))
 
 
 def _of_tokens(replay: Replay, batch: Batch) -> Replay:

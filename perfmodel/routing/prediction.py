@@ -99,8 +99,9 @@ def table_prediction(replay: Replay, width: int) -> Predictions:
     """The ``width`` experts (1 to E) that most often followed the step's picks in the layer before.
 
     The score of expert e' in layer l + 1 is the sum over the step's picks e in layer l of P(e' | e), the share of the
-    rows with e that had e' in the next layer. It is counted on the decode steps of all other sequences; if they have
-    none, on the sequence's own prefill. Equal scores: lower id first. An expert with a score of 0 is not named.
+    rows with e that had e' in the next layer. It is counted on the decode steps of all other sequences (in a batch, of
+    those outside it); if they have none, on the sequence's own prefill. Equal scores: lower id first. An expert with a
+    score of 0 is not named.
 
     Raises :class:`TraceError` if a sequence has decode steps and there is nothing to learn from, or if the table is
     too large for memory.
@@ -119,18 +120,22 @@ def table_prediction(replay: Replay, width: int) -> Predictions:
         )
     pairs = np.zeros((pairs_of_layers, experts, experts), np.int32)
     own = np.zeros((pairs_of_layers, experts), np.int32)
-    count_pairs(ids, 0, len(ids), 1, pairs, own)
+    known, bounds = replay.single.decode_ids, replay.single.decode_offsets
+    count_pairs(known, 0, len(known), 1, pairs, own)
     for s, (start, stop) in enumerate(itertools.pairwise(offsets)):
         if start == stop:
             continue
-        count_pairs(ids, start, stop, -1, pairs, own)
-        if stop - start == len(ids):  # no other sequence has decode steps, so the table is empty now
+        held = [(bounds[one], bounds[one + 1]) for one in np.flatnonzero(~replay.outside[s])]
+        for first, last in held:
+            count_pairs(known, first, last, -1, pairs, own)
+        if sum(last - first for first, last in held) == len(known):  # so the table is empty now
             prefill = _prefill_ids(trace, s)
             if len(prefill) == 0:
-                raise TraceError(_NOTHING_KNOWN.format(s))
+                raise _nothing_known(replay, s)
             count_pairs(prefill, 0, len(prefill), 1, pairs, own)
         predict_by_pairs(ids, start, stop, pairs, own, predicted)
-        count_pairs(ids, start, stop, 1, pairs, own)
+        for first, last in held:
+            count_pairs(known, first, last, 1, pairs, own)
     return predicted
 
 
@@ -165,24 +170,30 @@ def activation_matches(replay: Replay) -> ActivationMatches:
     the counts of the same sequence's earlier rows, prefill included, are compared with those of all *other* sequences:
     the mean over layers of the cosine, as the published code does; the lowest number wins among equals, and so without
     any earlier row. That code compares again in every layer and with what follows only; here a step is compared once.
+    Sequences in a batch have one count together, which is compared with the sequences outside the batch.
 
-    Of a single sequence, the library holds its own prefill, and without one the same share for every expert.
+    Where there is no other sequence, the library holds its own prefill, and without one the same share for every
+    expert.
     """
     from perfmodel.kernels.prediction import activation_counts, match_activations  # Numba loads slowly
 
     trace = replay.trace
-    if trace.num_sequences == 1:
+    if not replay.outside.any():
         prefill = _prefill_ids(trace, 0)
         counts = activation_counts(prefill, np.array([0, len(prefill)]), trace.num_experts)
         if len(prefill) == 0:
             counts += 1
         return ActivationMatches(_scaled(counts, counts.sum(-1)), np.zeros(len(replay.decode_ids), np.int64))
-    ids = _ids(trace, slice(None))
-    counts = activation_counts(ids, trace.sequence_offsets, trace.num_experts)
+    others = replay.single.trace
+    counts = activation_counts(_ids(others, slice(None)), others.sequence_offsets, trace.num_experts)
     unit = _scaled(counts, np.sqrt((counts.astype(np.float64) ** 2).sum(-1)))
     # Sequences last, so that one pick adds to the products with all of them in one run.
     best = match_activations(
-        ids, trace.sequence_offsets, trace.prompt_len, np.ascontiguousarray(unit.transpose(1, 2, 0))
+        _ids(trace, slice(None)),
+        trace.sequence_offsets,
+        trace.prompt_len,
+        np.ascontiguousarray(unit.transpose(1, 2, 0)),
+        replay.outside,
     )
     return ActivationMatches(_scaled(counts, counts.sum(-1)), best)
 
@@ -191,11 +202,11 @@ def activation_prediction(replay: Replay, width: int) -> Predictions:
     """The ``width`` experts (1 to E) of a layer that are used most in the matrix that `activation_matches` chooses.
 
     Equal use: lower id first. An expert that the matrix never uses is not named. Raises :class:`TraceError` for a
-    single sequence without prefill, about which nothing is known.
+    single sequence, or batch of all sequences, without prefill, about which nothing is known.
     """
     width = as_count("width", width, 1, replay.trace.num_experts)
-    if replay.trace.num_sequences == 1 and replay.trace.prompt_len[0] == 0:
-        raise TraceError(_NOTHING_KNOWN.format(0))
+    if not replay.outside.any() and replay.trace.prompt_len[0] == 0:
+        raise _nothing_known(replay, 0)
     library, best = activation_matches(replay)
     order = np.argsort(-library, axis=-1, kind="stable")[..., :width]
     named = np.where(np.take_along_axis(library, order, axis=-1) > 0, order, NO_EXPERT).astype(np.uint16)
@@ -203,10 +214,12 @@ def activation_prediction(replay: Replay, width: int) -> Predictions:
     return np.ascontiguousarray(named[best])
 
 
-_NOTHING_KNOWN = (
-    "no prediction for sequence {}: no other sequence has decode steps and it has no prefill to learn from; "
-    "use a trace with more sequences or with prefill"
-)
+def _nothing_known(replay: Replay, number: int) -> TraceError:
+    what = "sequence" if replay.groups is None else "group"
+    return TraceError(
+        f"no prediction for {what} {number}: no other sequence has decode steps and it has no prefill to learn from; "
+        "use a trace with more sequences or with prefill"
+    )
 
 
 def _none(replay: Replay, width: int) -> Predictions:

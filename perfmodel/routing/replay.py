@@ -31,6 +31,17 @@ class Batch(NamedTuple):
         return self.tokens if self.of == "sequences" else 1
 
 
+class Groups(NamedTuple):
+    """The sequences that are decoded together.
+
+    single : the same workload with every sequence for itself. sequences : int64 [S, B], those of them that each group
+        holds; a group may hold some more than once.
+    """
+
+    single: "Replay"
+    sequences: NDArray[np.int64]
+
+
 @dataclass(frozen=True, eq=False)
 class Replay:
     """A trace fitted to a workload and a model.
@@ -47,6 +58,7 @@ class Replay:
     batch : what one decode step is; the trace holds its tokens one after another, see ``routing/batches.py``
     members : int64 [S, B], context before the first decode step of every sequence in a batch, None without batches of
         sequences
+    groups : which sequences are in each batch, None without batches of sequences
     """
 
     trace: RoutingTrace
@@ -54,10 +66,24 @@ class Replay:
     notes: tuple[str, ...]
     batch: Batch = Batch()
     members: NDArray[np.int64] | None = None
+    groups: Groups | None = None
 
     def __reduce__(self) -> tuple[type["Replay"], tuple[Any, ...]]:
         # Without what was derived, which is larger than the trace and quickly made again.
-        return type(self), (self.trace, self.context_start, self.notes, self.batch, self.members)
+        return type(self), (self.trace, self.context_start, self.notes, self.batch, self.members, self.groups)
+
+    @property
+    def single(self) -> "Replay":
+        """The same workload with every sequence for itself: what is known of other sequences comes from it."""
+        return self if self.groups is None else self.groups.single
+
+    @functools.cached_property
+    def outside(self) -> NDArray[np.bool_]:
+        """Which sequences of `single` are not in each sequence, or group of them, of the trace [S, N]."""
+        held = np.arange(self.trace.num_sequences)[:, None] if self.groups is None else self.groups.sequences
+        found = np.ones((len(held), self.single.trace.num_sequences), np.bool_)
+        np.put_along_axis(found, held, False, axis=1)
+        return _frozen(found)
 
     @functools.cached_property
     def decode_offsets(self) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """Everything a point may vary, by dotted name, and what each axis means."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from types import UnionType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -18,11 +18,8 @@ LISTING = "`perfmodel sweep --list-axes` shows all axes"
 #: What a text stands for where an option is chosen automatically.
 AUTO = "auto"
 _PARTS = {"gpu": "GPU", "link": "link", "ndp": "near-data", "cpu": "CPU", "host": "host", "engine": "engine"}
-#: Numbers of an engine that no point of a sweep depends on, and why.
-_OF_PASSES = {
-    "engine.micro_batch_tokens": "is the default of workload.micro_batch; vary that instead",
-    "engine.prefill_cpu_below_tokens": "is for steps told by counts; a policy says where its prefill runs",
-}
+#: A number of an engine that may be set, but that no plan depends on where the workload says it, and why.
+_DEFAULTS = {"engine.micro_batch_tokens": "is the default of workload.micro_batch; vary that instead"}
 _UNIT_SUFFIXES = ("_tflop_per_s", "_gb_per_s", "_gb", "_kb", "_us", "_ns", "_ghz", "_mhz")
 
 
@@ -103,15 +100,25 @@ def _settable(system: System) -> list[str]:
     for part in _PARTS:
         spec = getattr(system, part)
         for inner in () if spec is None else spec.settable_keys():
-            try:
-                system.limits_of(f"{part}.{inner}")
-            except SpecError:
-                continue  # a word
             key = f"{part}.{inner}"
-            if system.replaced_by(key) is not None or key in _OF_PASSES:
+            if not _number(system, key) or system.replaced_by(key) is not None or _idle(system, key, ()) is not None:
                 continue  # it would change nothing
-            found.append(f"{part}.{inner}")
+            found.append(key)
     return found
+
+
+def _number(system: System, key: str) -> bool:
+    """Whether a key holds a number, or could."""
+    try:
+        system.limits_of(key)
+    except SpecError:
+        return False
+    return True
+
+
+def _idle(system: System, key: str, varied: Container[str] | None) -> str | None:
+    """Why an axis would change nothing beside others that vary, or None where it would; see `System.idle`."""
+    return _DEFAULTS.get(key) if key in _DEFAULTS and system.engine is not None else system.idle(key, varied)
 
 
 def axis_info(system: System, policies: Sequence[Policy], experts: int, name: object) -> AxisInfo:
@@ -130,12 +137,15 @@ def axis_info(system: System, policies: Sequence[Policy], experts: int, name: ob
     if option in options:
         return _option(policies, option, experts)
     settable = _settable(system)
-    if text in settable:
+    counts = system.replaced_by(text) is None and _idle(system, text, None) is None
+    if counts and _number(system, text):
         return _hardware(system, text)
     why = _why_not(system, policies, text)
     names = [*FIXED_AXES, *(f"policy.{one}" for one in sorted(options)), *settable]
     # A name that exists elsewhere is no slip of the pen.
-    exists = option in _all_options() or text in _OF_PASSES or system.replaced_by(text) is not None
+    exists = option in _all_options() or any(
+        one is not None for one in (_idle(system, text, None), system.replaced_by(text))
+    )
     close = "" if exists else suggestion(text, names)
     raise PerfModelError(f"axis {shown(name)}: {why}{close}; {LISTING}")
 
@@ -162,10 +172,8 @@ def _why_not(system: System, policies: Sequence[Policy], name: str) -> str:
         counts = system.replaced_by(name)
         if counts is not None and system.engine is not None:
             return f"engine {system.engine.name} replaces it; vary {counts} instead"
-        if name in _OF_PASSES:
-            return _OF_PASSES[name]
         if inner in spec.settable_keys():
-            return "is a word and not a number"
+            return (_idle(system, name, None) or "unknown") if _number(system, name) else "is a word and not a number"
     return "unknown"
 
 

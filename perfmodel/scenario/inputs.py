@@ -24,9 +24,6 @@ from perfmodel.scenario.numbers import plain, whole
 DEFAULT_MODEL, DEFAULT_SYSTEM, DEFAULT_TRACE = "mixtral-8x7b", "h100-cxl2-ndp", "tiny-mixtral-32l-mini"
 DEFAULT_POLICIES = ("monde", "hobbit", "context-aware:mean_bits=3", "context-aware:mean_bits=2")
 
-#: Text that stands for a system without an engine.
-NO_ENGINE = "none"
-
 #: What of a scenario says how its trace is replayed and stepped through.
 WORKLOAD = ("prompt", "output", "batch", "batch_of", "micro_batch")
 
@@ -97,12 +94,12 @@ def load_input(kind: str, value: Any) -> Any:
 
 
 def under_engine(system: System, engine: EngineSpec | str | os.PathLike[str] | None) -> System:
-    """The system under an engine, by name, path or object; ``none`` takes its own away, and None keeps it."""
+    """The system under an engine, as in `System.with_engine`; None, which is nothing given, keeps its own."""
     if engine is None:
         return system
     if not isinstance(engine, str | os.PathLike | EngineSpec):
         raise PerfModelError(f"engine: found {type(engine).__name__}, allowed a name, a path, or the object itself")
-    return system.with_engine(None if engine == NO_ENGINE else engine)
+    return system.with_engine(engine)
 
 
 def checked_tokens(name: str, given: object) -> int | None:

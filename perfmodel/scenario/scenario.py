@@ -7,7 +7,7 @@ change them; the other hardware numbers are priced in bulk.
 
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -235,9 +235,22 @@ class Scenario:
             check_distinct(info, array)
         return array
 
+    def check_idle(self, names: Collection[str]) -> None:
+        """Refuse axes of the engine, by their full names, that can change nothing when these vary together."""
+        for name in () if "system" in names else names:
+            reason = self.system.idle(name, names)
+            if reason is not None:
+                raise PerfModelError(f"axis {name}: {reason}")
+
     def check_varied(self, names: Iterable[str]) -> None:
-        """Refuse to vary an option that the text of some policy sets too, as its name would no longer be true."""
-        for name in names:
+        """Refuse axes that are not what they seem, as all that vary together are.
+
+        An option that the text of some policy sets too, as its name would no longer be true; and a number of the
+        engine that can change nothing here. Of the systems of an axis, each decides for itself.
+        """
+        known = dict.fromkeys(self.axis(name).name for name in names)
+        self.check_idle(known)
+        for name in known:
             option = self.axis(name).name.removeprefix("policy.")
             for rule, label in zip(self.policies, self.labels, strict=True):
                 spelled = {item.partition("=")[0].strip() for item in label.partition(":")[2].split(",")}

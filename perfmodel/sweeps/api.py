@@ -64,7 +64,7 @@ def sweep(
     policy : one or several, as texts or objects; by default the published systems that run on the system.
     prompt, output : tokens of every sequence [1]; by default the recorded lengths.
     batch, batch_of, micro_batch : tokens of a decode step, and of a pass of the prefill, as in ``evaluate``.
-    engine : inference engine of every system, by name, path or object; ``none`` for no engine.
+    engine : inference engine of every system, by name, path or object; ``none`` for no engine, None for its own.
     layers : ``"cycle"`` to replay a trace that has another number of layers.
     losses : loss table: a path or an object; by default the bundled one. As an axis it is called ``loss``.
     axes : values by axis: a list, or a text such as ``"16:128:8"`` (start:stop:count, both ends included) or

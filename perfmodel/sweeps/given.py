@@ -80,3 +80,16 @@ def check_same_policies(on_axis: Sequence[Any], policy: Any) -> None:
         return
     if named_policies(policy)[0] != named_policies(on_axis)[0]:
         raise PerfModelError("policy: given twice, as an axis and as the policies to compare; allowed: one of them")
+
+
+def check_not_varied(varied: Iterable[str], workload: Mapping[str, Any]) -> None:
+    """What is an axis may not be set for all points too.
+
+    varied : full names of the axes. workload : what was given for all points; None where nothing was.
+    """
+    for name, value in workload.items():
+        if value is not None and f"workload.{name}" in varied:
+            raise PerfModelError(
+                f"{name}: given twice, as the axis workload.{name} and as {shown(value)} for all points; allowed:"
+                " one of them"
+            )

@@ -32,6 +32,7 @@ from perfmodel.sweeps.files import merged, read_file
 from perfmodel.sweeps.given import (
     DTypeName,
     as_table,
+    check_not_varied,
     check_same_policies,
     checked_dtype,
     distinct,
@@ -139,7 +140,10 @@ class Request:
         )  # fmt: skip
         on_grid = {name: values for name, values in given.items() if name != "policy" or name in zipped}
         wanted = read_axes(scenario, on_grid, table, zipped, source)
-        scenario.check_varied((*wanted.written, *wanted.cases))
+        varied = (*wanted.written, *wanted.cases)
+        scenario.check_varied(varied)
+        fixed = {"prompt": prompt, "output": output, "micro_batch": micro_batch, "batch": None if batch == 1 else batch}
+        check_not_varied(varied, fixed)
         design = lay_out(scenario, wanted, together, drawn)
         recipe = {
             "axes": wanted.written,

@@ -161,7 +161,10 @@ def _from_sweep(
     _, every = sweep.fix(at)
     # Other axes stay as the scenario has them, unless the reader says so, or it names inputs by these values only.
     fixed = tuple(one for one in every if one.reason == "chosen" or one.axis.name in FILES)
-    return answers.tornado(_standing(scenario, fixed), list(ranges), kind.name, ranges), fixed
+    standing = _standing(scenario, fixed)
+    # What counts only beside another axis moves nothing alone.
+    ranges = {name: ends for name, ends in ranges.items() if standing.system.idle(name) is None} or ranges
+    return answers.tornado(standing, list(ranges), kind.name, ranges), fixed
 
 
 def _standing(scenario: Scenario, fixed: Sequence[Fixed]) -> Scenario:

@@ -186,18 +186,18 @@ def carrying_line(result: Reproduction) -> str:
     )
 
 
-#: Rows of a comparison: label, unit, and how to read the value.
+#: Rows of a comparison: label, unit, and how to read the value. A step of several tokens is called a step.
 _METRICS: tuple[tuple[str, str, str, float], ...] = (
     ("time to first token", "s", "ttft_s", 1.0),
     ("one-time migration", "s", "migration_s", 1.0),
-    ("time per output token, mean", "ms", "tpot_mean_s", 1e3),
+    ("time per {output}, mean", "ms", "tpot_mean_s", 1e3),
     ("  P50", "ms", "tpot_p50_s", 1e3),
     ("  P95", "ms", "tpot_p95_s", 1e3),
     ("  P99", "ms", "tpot_p99_s", 1e3),
     ("decode rate", "tok/s", "decode_tok_per_s", 1.0),
     ("end to end", "s", "end_to_end_s", 1.0),
-    ("near-data side, busy a token", "ms", "ndp_side_s", 1e3),
-    ("bandwidth floor a token", "ms", "bandwidth_floor_s", 1e3),
+    ("near-data side, busy a {step}", "ms", "ndp_side_s", 1e3),
+    ("bandwidth floor a {step}", "ms", "bandwidth_floor_s", 1e3),
 )
 
 
@@ -307,10 +307,9 @@ def _interval_sentence(members: Sequence[str], known: Sequence[Uncertainty], end
     if one is None:
         return f"no interval for {', '.join(members)}: {first.reason}"
     rows = f"{one.rows} measured runs of {one.sources} source{'s' if one.sources > 1 else ''}"
-    if one.sources > 1:
-        alike = {each.residency: each.alike for each in known}
-        parts = (f"{count}{'' if i else ' of them'} {where}" for i, (where, count) in enumerate(alike.items()))
-        rows += f", experts in {', in '.join(parts)}"
+    alike = {each.residency: each.alike for each in known}
+    parts = (f"{count}{'' if i else ' of them'} {where}" for i, (where, count) in enumerate(alike.items()))
+    rows += f", experts in {', in '.join(parts)}"
     what = f"no engine: {rows}" if first.engine is None else f"engine {first.engine}, class {one.name}: {rows}"
     factor = "" if ends else f"{spread((one.low, one.high))} times the predicted one for "
     return f"{100 * one.level:g} % interval of a measured tok/s: {factor}{', '.join(members)} ({what})"
@@ -326,7 +325,8 @@ def comparison(
     def scaled(metrics: Iterable[tuple[str, str, str, float]]) -> list[list[str]]:
         return [[label, unit, *(_scaled(getattr(e, key), by) for e in evaluations)] for label, unit, key, by in metrics]
 
-    rows = scaled(_METRICS)
+    words = {"output": "output token", "step": "token"} if first.batch == 1 else {"output": "step", "step": "step"}
+    rows = scaled((label.format(**words), unit, key, by) for label, unit, key, by in _METRICS)
     gains = speedups(evaluations)
     for key, label in (
         ("decode", "decode speed-up over [1]"),

@@ -7,13 +7,16 @@ and to price them by the same kernels as any `Run`.
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import PerfModelError
+from perfmodel.hardware.base import shown
 from perfmodel.kernels import front, layer
+from perfmodel.kernels import point as place
 from perfmodel.kernels import price as kernel
 from perfmodel.kernels import work as kinds
 from perfmodel.model import MoEModel
@@ -100,8 +103,36 @@ def _around(model: MoEModel, tokens: float, passes: float, last: float) -> NDArr
     return rows
 
 
+def _check_entries(name: str, given: object, kind: type[Layers] | type[Experts]) -> None:
+    if not isinstance(given, tuple | list) or not all(isinstance(one, kind) for one in given):
+        raise PerfModelError(f"step: {name}: found {shown(given)}, allowed: a tuple of {kind.__name__}")
+
+
+def _check_kinds(step: Step | Prefill) -> None:
+    """Words and entries are of the kinds they are declared as."""
+    for name, word, words in (
+        ("overlap", step.overlap, ("max", "sum")),
+        ("fetch", step.fetch, ("before", "pipelined")),
+    ):
+        if word not in words:
+            raise PerfModelError(f"step: {name}: found {shown(word)}, allowed: {' or '.join(words)}")
+    _check_entries("layers", step.layers, Layers)
+    for one in step.layers:
+        _check_entries("experts", one.experts, Experts)
+        for part in one.experts:
+            if part.executor not in list(Executor) or part.when not in list(When):
+                found = f"executor {shown(part.executor)}, when {shown(part.when)}"
+                raise PerfModelError(f"step: experts: found {found}, allowed: an Executor and a When")
+
+
+def _check_number(number: object) -> None:
+    if isinstance(number, bool) or not isinstance(number, Real):
+        raise PerfModelError(f"step: found {shown(number)}, allowed: numbers from 0 up")
+
+
 def _check_layers(model: MoEModel, step: Step | Prefill) -> None:
-    """Every layer with experts is in one of the states, and nothing is negative or endless."""
+    """Every layer with experts is in one of the states, and nothing is negative, endless or more than there is."""
+    _check_kinds(step)
     if isinstance(step, Step):
         positive, numbers = [step.tokens], [step.sequences, step.context]
     else:
@@ -110,15 +141,28 @@ def _check_layers(model: MoEModel, step: Step | Prefill) -> None:
         numbers += [one.number, one.round_trips, one.crossing]
         numbers += [number for part in one.experts for number in (part.number, part.tokens, part.bits)]
     for number in (*positive, *numbers):
+        _check_number(number)
         if not (math.isfinite(number) and number >= 0.0):
             raise PerfModelError(f"step: found the count {number:g}, allowed: numbers from 0 up")
     if min(positive) == 0.0:
         raise PerfModelError("step: found no tokens or no pass, allowed: numbers above 0")
+    passes = step.passes if isinstance(step, Prefill) else 1.0
+    if isinstance(step, Step) and step.sequences > step.tokens * (1.0 + 1e-9):
+        raise PerfModelError(
+            f"step: found {step.sequences:.9g} sequences with {step.tokens:.9g} tokens, allowed: a token each or more"
+        )
     found, whole = math.fsum(one.number for one in step.layers), model.num_moe_layers
     if not math.isclose(found, whole, rel_tol=1e-9, abs_tol=1e-9):
         raise PerfModelError(
             f"step: its layers with experts add up to {found:.9g}, allowed: {whole}, those of model {model.name}"
         )
+    for one in step.layers:
+        run = math.fsum(part.number for part in one.experts if part.executor not in (Executor.SKIP, Executor.COPY))
+        most = passes * model.num_experts
+        if run > most * (1.0 + 1e-9):
+            raise PerfModelError(
+                f"step: found {run:.9g} experts in a layer, allowed: {most:.9g} or fewer, those of model {model.name}"
+            )
 
 
 def _states(model: MoEModel, step: Step | Prefill) -> _States:
@@ -162,6 +206,31 @@ def _states(model: MoEModel, step: Step | Prefill) -> _States:
     return _States(inputs, count)
 
 
+#: What a device needs to run experts at all, and what it is called.
+_DEVICES = {
+    Executor.NDP: (place.NDP_BANDWIDTH, "a near-data device"),
+    Executor.CPU: (place.CPU_BANDWIDTH, "a CPU"),
+}
+
+
+def _devices_of(step: Step | Prefill) -> tuple[Executor, ...]:
+    """Devices beside the GPU that experts of a step run on."""
+    ran = {part.executor for one in step.layers for part in one.experts if part.number > 0.0 and part.tokens > 0.0}
+    return tuple(one for one in _DEVICES if one in ran)
+
+
+def _check_devices(needed: Sequence[Executor], points: Points) -> None:
+    """Every point has the devices that experts run on."""
+    for executor in needed:
+        at, name = _DEVICES[executor]
+        varied = points.values[points.places == at]
+        least = varied.min(initial=math.inf) if len(varied) else points.base[at]
+        if not least > 0.0:
+            raise PerfModelError(
+                f"step: found experts on {name}, which the system does not have; allowed: one that has"
+            )
+
+
 class PricedStep:
     """A decode step ready to be priced at many hardware points.
 
@@ -169,11 +238,13 @@ class PricedStep:
 
     Raises
     ------
-    PerfModelError : a count is negative or not finite, or the layers are not those of the model.
+    PerfModelError : a count is no number, negative, not finite or more than there is, or the layers are not those of
+        the model; when it is priced, a point without a device that experts run on.
     """
 
     def __init__(self, model: MoEModel, step: Step) -> None:
         states = _states(model, step)
+        self._devices = _devices_of(step)
         attention = attention_rows(model, step.tokens, step.sequences)
         counts = fixed_counts(model, step.tokens, sequences=step.sequences)
         around = _around(model, step.tokens, 1.0, step.tokens)
@@ -186,10 +257,12 @@ class PricedStep:
 
     def times(self, points: Points) -> NDArray[np.float64]:
         """Time of the step at every point [N] [s]."""
+        _check_devices(self._devices, points)
         return np.asarray(kernel.token_means(*points, *self._inputs, False)[kernel.TOTAL])
 
     def parts(self, points: Points) -> dict[str, NDArray[np.float64]]:
         """The same by what is on the critical path, each [N] [s]: ``total_s``, and the parts that add up to it."""
+        _check_devices(self._devices, points)
         means = kernel.token_means(*points, *self._inputs, True)
         state = kernel.STATE
         return {
@@ -209,6 +282,7 @@ class PricedPrefill:
 
     def __init__(self, model: MoEModel, prefill: Prefill) -> None:
         states = _states(model, prefill)
+        self._devices = _devices_of(prefill)
         around = _around(model, prefill.tokens, prefill.passes, 1.0)
         counts = fixed_counts(model, prefill.tokens / prefill.passes, prefill.passes)
         self._count = states.weight
@@ -231,6 +305,7 @@ class PricedPrefill:
 
     def times(self, points: Points) -> NDArray[np.float64]:
         """Time of the prefill at every point [N] [s]."""
+        _check_devices(self._devices, points)
         each = kernel.prefill_times(*points, *self._inputs)
         return np.asarray(each[-1] + self._count @ each[:-1])
 

@@ -1,10 +1,14 @@
-"""Shared fixtures: Hypothesis without deadlines, and the optional folder of reference data."""
+"""Shared fixtures: Hypothesis without deadlines, the optional folder of reference data, and the validation."""
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from perfmodel.cli.validate import Findings
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -24,3 +28,11 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("the folder of third-party reference data is not here")
     return folder
+
+
+@pytest.fixture(scope="session")
+def findings() -> "Findings":
+    """Everything that the validation finds; it takes some seconds, so that all files share it."""
+    from perfmodel.cli.validate import find
+
+    return find()

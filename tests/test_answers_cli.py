@@ -185,6 +185,25 @@ def test_sensitivity_of_the_hardware(tmp_path: Path) -> None:
         assert words in text
 
 
+def test_sensitivity_under_an_engine_leaves_out_what_it_replaces() -> None:
+    arguments = (
+        "sensitivity",
+        "--system",
+        "rtx4090-pcie4-cpu",
+        "--engine",
+        "vllm",
+        "--policy",
+        "fiddler:bits=4",
+        *SHORT,
+    )
+    found = run(*arguments, "--json").document
+    keys = {one["key"] for one in found["keys"]}
+    assert "engine.memory_efficiency" in keys
+    assert "gpu.memory_efficiency" not in keys
+    shares = run(*arguments, "--sobol", "--n", 16, "--json")
+    assert shares.code == 0
+
+
 def test_sensitivity_by_ranges_and_shares(tmp_path: Path) -> None:
     out = tmp_path / "sobol.nc"
     ranges = ("--range", "mean_bits=1:4", "--range", "link.bandwidth_gb_per_s=1:100:log")

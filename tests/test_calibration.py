@@ -11,10 +11,11 @@ from test_fit import KERNEL, TRUTH, problem, with_extra
 
 from perfmodel.errors import NoAnswerError, SpecError
 from perfmodel.evidence.calibration import calibrate_problem, engine_values
+from perfmodel.evidence.constants import make_problem
 from perfmodel.evidence.errors import errors
 from perfmodel.evidence.fit import Constant, fit, leave_one_out
 from perfmodel.evidence.holdout import held_out
-from perfmodel.evidence.measured import load_measured
+from perfmodel.evidence.measured import counting, load_measured
 from perfmodel.evidence.predict import predicted
 from perfmodel.hardware import load_system
 from perfmodel.point import hardware_points
@@ -120,6 +121,31 @@ def test_one_source_cannot_say_what_a_fit_is_worth() -> None:
     assert_array_equal(found.residuals, found.fit.residuals)
 
 
+@pytest.mark.parametrize(
+    ("dependent", "by"),
+    [
+        ({"s0": 4, "s1": 4}, {"source", "machine"}),
+        ({"s0": 5}, {"source", "machine"}),
+        ({"s0": 4, "s4": 4}, {"source", "machine"}),  # two sources of one machine
+        ({"s0": 5, "s1": 1}, set()),
+        ({"s0": 5, "s4": 1}, {"machine"}),
+    ],
+)
+def test_a_constant_that_was_never_tried_is_not_rejected(dependent, by) -> None:
+    sources = np.arange(60) % 12
+    effect = sum((sources == int(s[1:])) & (np.arange(60) // 12 < n) for s, n in dependent.items()) * 1.0
+    one = with_extra(problem(noise=0.02), Constant("rare", 1.0, 0.2, 5.0), lambda x: x * effect)
+    found = calibrate_problem(one.with_target(one.target + np.log(3.0) * effect))
+    assert found.rejected == ()
+    assert found.fit.values["rare"] == pytest.approx(3.0, rel=0.05)
+    assert {one.by for one in found.unjudged if one.name == "rare"} == by
+    assert (found.unseen_source is None) == ("source" in by)
+    assert (found.unseen_machine is None) == ("machine" in by)
+    if "source" in by:
+        assert_array_equal(found.residuals, found.fit.residuals)
+        assert "constant rare cannot be judged on unseen sources: without" in str(found.unjudged[0])
+
+
 def test_values_of_an_engine() -> None:
     names = ("kernel_us", "vllm.kernel_us", "step_us", "sglang.step_us")
     constants = tuple(replace(KERNEL, name=name) for name in names)
@@ -195,9 +221,50 @@ def test_the_command_finds_the_constant(evidence, tmp_path) -> None:
         assert words in answer.out
 
 
+def test_the_command_says_what_cannot_be_judged(evidence, tmp_path) -> None:
+    arguments = ("calibrate", "--evidence", evidence, "--fit", "memory_efficiency", "--hold-out", "source=lab2,lab3")
+    found = run(*arguments, "--json").document
+    assert found["rejected"] == []
+    assert found["constants"][0]["fitted"]
+    assert found["errors"]["unseen_source"] is None
+    assert {row["predicted_unseen"] is None for row in found["rows"] if row["fitted"]} == {True}
+    assert found["errors"]["held_out"]["rows"] == 6
+    (why,) = (one["message"] for one in found["unjudged"] if one["by"] == "source")
+    answer = run(*arguments, "-o", tmp_path / "few.toml")
+    assert answer.code == 0
+    assert why in answer.out.splitlines()
+    assert "fewer than 5 rows do" in why
+    assert "not judged" in answer.out
+    assert "one source only" not in answer.out
+    citation = load_system(tmp_path / "few.toml").source_of("engine.memory_efficiency").citation
+    assert "held out: source=lab2,lab3, not checked on unseen sources" in citation
+
+
+def test_an_overlay_of_a_bundled_system_prices(evidence, tmp_path) -> None:
+    file = tmp_path / "new" / "mine.toml"
+    arguments = ("calibrate", "--evidence", evidence, "--fit", "memory_efficiency", "-o", file)
+    answer = run(*arguments)
+    assert answer.code == 0, answer.err
+    assert answer.err == f"wrote {file}\n"
+    mine, base = load_system(file), load_system("rtx4090-pcie4-cpu").with_engine("llama-cpp-cuda")
+    value = mine.get("engine.memory_efficiency")
+    assert value == pytest.approx(0.55, rel=0.1)
+    assert mine.engine is not None
+    assert mine.engine.name == "llama-cpp-cuda"
+    # Everything but the fitted value is that of the base under its engine, sources included.
+    same = base.with_values({"engine.memory_efficiency": value}, source="calibrated", citation="a fit")
+    assert mine.content_hash() == same.content_hash()
+    assert mine.source_of("engine.kernel_us") == base.source_of("engine.kernel_us")
+    answer = run("compare", "--system", file, "--model", "mixtral-8x7b", "--policy", "hobbit", "--output", 2, "--json")
+    assert answer.code == 0, answer.err
+    assert run(*arguments, "--system", "h100-pcie5-cpu", "--engine", "vllm").code == 0
+    other = load_system(file)
+    assert other.engine is not None
+    assert (other.engine.name, other.gpu.name) == ("vllm", load_system("h100-pcie5-cpu").gpu.name)
+    assert other.source_of("engine.memory_efficiency").source == "calibrated"
+
+
 def test_the_overlay_says_where_its_values_come_from(evidence, tmp_path) -> None:
-    base = load_system("h100-pcie5-cpu").with_engine("vllm")
-    assert base.engine is not None
     system = tmp_path / "base.toml"
     system.write_text('kind = "system"\nname = "base"\ndescription = "x"\nbase = "h100-pcie5-cpu"\nengine = "vllm"\n')
     arguments = ("calibrate", "--evidence", evidence, "--fit", "memory_efficiency", "--system", system)
@@ -205,13 +272,49 @@ def test_the_overlay_says_where_its_values_come_from(evidence, tmp_path) -> None
     assert answer.code == 0, answer.err
     mine = load_system(tmp_path / "mine.toml")
     assert mine.get("engine.memory_efficiency") == pytest.approx(0.55, rel=0.05)
+    assert mine.description == "base under vllm with fitted memory_efficiency"
+    assert "[engine]" not in (tmp_path / "mine.toml").read_text()
     source = mine.source_of("engine.memory_efficiency")
     assert source.source == "calibrated"
     assert source.citation.startswith("fitted to 12 rows of 4 sources in rows.toml, median error on unseen sources")
-    check_refusal(run(*arguments), "--system and --output")
-    check_refusal(
-        run(*arguments[:-1], "h100-pcie5-cpu", "-o", tmp_path / "other.toml"), "found no engine", "h100-pcie5-cpu"
-    )
+    # An engine takes the place of that of the base.
+    assert run(*arguments, "--engine", "sglang", "-o", tmp_path / "mine.toml").code == 0
+    engine = load_system(tmp_path / "mine.toml").engine
+    assert engine is not None
+    assert engine.name == "sglang"
+
+
+def test_overlays_that_cannot_be_written_are_refused_before_the_fit(evidence, tmp_path) -> None:
+    # The constant would be refused as well, by the fit.
+    start = ("calibrate", "--evidence", evidence, "--fit", "no_such_constant")
+    (tmp_path / "file").write_text("x")
+    own = tmp_path / "own.toml"
+    own.write_text('kind = "system"\nname = "own"\ndescription = "x"\nbase = "h100-pcie5-cpu"\n')
+    for arguments, words in (
+        (("--system", "h100-pcie5-cpu"), "--system: found without -o"),
+        (("--engine", "vllm"), "--engine: found without -o"),
+        (("-o", tmp_path / "x.json"), "ends in .toml"),
+        (("-o", tmp_path / "file" / "x.toml"), "can be written"),
+        (("-o", own, "--system", own), "the base itself"),
+        (("-o", tmp_path / "x.toml", "--engine", "none"), "found 'none', allowed: an engine"),
+        (("-o", tmp_path / "x.toml", "--engine", "vlm"), "vllm"),
+        (("-o", tmp_path / "x.toml", "--system", "nowhere"), "nowhere"),
+    ):
+        check_refusal(run(*start, *arguments), words)
+    # Which constants are left is known after the fit.
+    of_one = (*start[:-1], "llama-cpp-cuda.memory_efficiency", "--engine", "vllm", "-o", tmp_path / "x.toml")
+    check_refusal(run(*of_one), "no fitted constant belongs to the engine vllm; fitted: llama-cpp-cuda.memory_eff")
+    assert not (tmp_path / "x.toml").exists()
+
+
+def test_constants_that_real_rows_cannot_tell_apart_are_refused() -> None:
+    """Rows of a source that ran models whose layers all have both kinds of kernel; all sources together differ."""
+    names = "attention_kernels,expert_kernels"
+    rows = predicted(counting(load_measured(None), "decode"), "decode")
+    assert fit(make_problem(rows, names.split(","))).condition < 30.0
+    others = sorted({row.run.source for row in rows} - {"ggml-org/llama.cpp"})
+    answer = run("calibrate", "--fit", names, "--hold-out", f"source={','.join(others)}")
+    check_refusal(answer, "cannot tell constants attention_kernels and expert_kernels apart (condition number")
 
 
 def test_the_command_refuses_bad_input(evidence, tmp_path) -> None:

@@ -420,8 +420,12 @@ def test_a_small_part_of_hits_is_a_large_part_of_misses(known: tuple[RoutingTrac
 
 @pytest.fixture(scope="module")
 def tiny(shared: Path) -> tuple[RoutingTrace, RoutingTrace, Fit]:
-    """The held-out sequences of the recording of the tiny Mixtral, generated ones like them, and the fit."""
-    trace = RoutingTrace.load(shared / "tiny-mixtral" / "tiny-mixtral-32l.npz")
+    """The held-out sequences of the recording of the tiny Mixtral, generated ones like them, and the fit.
+
+    Every second sequence: half as many are fitted in half the time, and foretell others no easier.
+    """
+    whole = RoutingTrace.load(shared / "tiny-mixtral" / "tiny-mixtral-32l.npz")
+    trace = whole.sequences(range(0, whole.num_sequences, 2))
     found = fit(trace)
     unseen = trace.sequences(found.held_out)
     return unseen, generate_like(unseen, found.skew, seed=7), found
@@ -430,7 +434,7 @@ def tiny(shared: Path) -> tuple[RoutingTrace, RoutingTrace, Fit]:
 def test_held_out_hit_rates_and_reuse_within_three_points(tiny: tuple[RoutingTrace, RoutingTrace, Fit]) -> None:
     unseen, generated, found = tiny
     assert found.good, [check for check in found.checks if not check.within]
-    assert len(found.held_out) == 19
+    assert len(found.held_out) == 10
     # By the statistics that everything else uses too, with another seed than the fit's own comparison.
     for size in (2, 4, 6):
         one, two = (hit_rate_controls(of, size, selection_counts(of, "prefill")) for of in (unseen, generated))

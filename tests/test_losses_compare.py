@@ -538,7 +538,7 @@ def test_without_prefill_the_other_sequences_tell() -> None:
     trace = trace_of(8, [(0, 30), (0, 20), (0, 10)])
     found = compare_assignments(table_of(8), trace, gpu_experts=[2], mean_bits=[2])
     assert any("decode steps of the other sequences" in note for note in found.notes)
-    profile = placement.importance(trace, phase="decode", leave_one_out=True).values
+    profile = placement.importance_of_others(trace.replay()).values
     hot = statistics.top_experts(profile, 2)
     decode = statistics.selection_counts(trace, "decode")
     table = table_of(8)

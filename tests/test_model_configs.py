@@ -132,14 +132,14 @@ def levels(config: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 def changed(config: dict[str, Any], path: tuple[str, ...], *value: Any) -> dict[str, Any]:
     """A copy without the key at a path, or with another value there."""
-    copied = copy.deepcopy(config)
-    place = copied
-    for key in path[:-1]:
-        place = place[key]
-    if value:
-        place[path[-1]] = value[0]
+    key, *rest = path
+    copied = {**config}  # what is not on the path is shared: it may be huge
+    if rest:
+        copied[key] = changed(copied[key], tuple(rest), *value)
+    elif value:
+        copied[key] = value[0]
     else:
-        del place[path[-1]]
+        del copied[key]
     return copied
 
 
@@ -151,8 +151,12 @@ def numbers(model: MoEModel) -> tuple[Any, ...]:
 
 def test_a_key_that_is_left_out_never_changes_a_number_in_silence(shared: Path) -> None:
     seen: set[tuple[str, ...]] = set()
-    for path in config_paths(shared):
+    # Each key of a family once, in the smallest config that has it.
+    for path in sorted(config_paths(shared), key=lambda path: path.stat().st_size):
         config = json.loads(path.read_text())
+        if path.stat().st_size > 10**6:
+            # The formats of a hundred thousand matrices would be read anew for every key beside them.
+            del config["quantization_config"]
         try:
             whole = MoEModel.from_config(config)
         except ModelConfigError:

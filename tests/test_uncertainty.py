@@ -9,13 +9,15 @@ import pytest
 from commands import check_refusal, run
 
 import perfmodel
+from perfmodel import reports
+from perfmodel.cli.validate import Findings
 from perfmodel.evidence import uncertainty
 from perfmodel.evidence.constants import SHARED, STREAMED
 from perfmodel.evidence.described import profile_of
 from perfmodel.evidence.intervals import ALL, LEVEL, Interval
-from perfmodel.evidence.uncertainty import NEAR, NEAR_DATA, NO_ENGINE, bundled, interval_for
-from perfmodel.evidence.validation import SIGNIFICANT, Validation, validate, write_intervals
-from perfmodel.hardware import System, list_specs, load_spec, load_system
+from perfmodel.evidence.uncertainty import DOCUMENTED, NEAR, NEAR_DATA, NO_ENGINE, bundled, interval_for
+from perfmodel.evidence.validation import SIGNIFICANT, Validation, write_intervals
+from perfmodel.hardware import EngineSpec, System, list_specs, load_spec, load_system
 from perfmodel.run import Evaluation, evaluate
 from perfmodel.scenario import Scenario
 from perfmodel.sweeps.request import Request
@@ -39,8 +41,9 @@ def priced(policy: str, system: System) -> Evaluation:
 
 
 @pytest.fixture(scope="module")
-def found() -> Validation:
-    return validate()
+def found(findings: Findings) -> Validation:
+    assert findings.measured is not None
+    return findings.measured
 
 
 def test_the_bundled_intervals_are_those_of_the_runs(found: Validation) -> None:
@@ -136,17 +139,77 @@ def test_what_was_not_measured_has_no_interval() -> None:
         assert engine in (known.reason or "")
 
 
-def test_a_documented_machine_has_its_own_interval_and_no_other_machine_has_it() -> None:
-    gpu, cpu = load_spec("rtx-5070"), load_spec("ryzen-7950x")
-    own = load_system(DESKTOP).model_copy(update={"gpu": gpu, "cpu": cpu}).with_engine("llama-cpp-expert-cache")
-    for system, name in (
-        (own, "llama-cpp-expert-cache on rtx-5070 + ryzen-7950x"),
-        (own.with_engine("llama-cpp-cuda"), ALL),
-        (under("llama-cpp-expert-cache"), ALL),
+CACHED, FETCHED = "hybrimoe:bits=4,slots=2,admit=all", "expert-cache:bits=16"
+CACHING, FETCHING = ("llama-cpp-expert-cache", "rtx5070-7950x"), ("gpu-offloading", "gh200-c2c")
+
+
+@pytest.mark.parametrize(
+    ("engine", "machine", "policy", "own"),
+    [(*CACHING, CACHED, "llama-cpp-expert-cache on rtx-5070 + ryzen-7950x"), (*FETCHING, FETCHED, DOCUMENTED[0].name)],
+)
+def test_a_documented_machine_has_its_own_interval_and_no_other_machine_has_it(
+    engine: str, machine: str, policy: str, own: str
+) -> None:
+    system, spec = under(engine, machine), load_spec(engine)
+    assert isinstance(spec, EngineSpec)
+    evaluation = priced(policy, system)
+    renamed = system.with_engine(spec.model_copy(update={"name": "mine"}))
+    for same in (
+        system,
+        renamed,
+        system.with_values({"host.round_trip_us": 0.0} if spec.round_trip_us is None else {}),
     ):
-        known = interval_for(priced("llama-cpp:bits=4", system), system)
+        known = interval_for(evaluation, same)
         assert known.decode is not None
-        assert known.decode.name == name
+        assert (known.decode.name, known.alike) == (own, known.decode.rows)
+    # The names stay, and the values do not.
+    for changed in (
+        system.with_engine("llama-cpp-cuda"),
+        under(engine),
+        system.with_values({"engine.memory_efficiency": 0.1}),
+        system.with_values({"gpu.memory_bandwidth_gb_per_s": 400.0}),
+        system.with_values({"gpu.devices": 2}),
+        system.with_values({"link.bandwidth_gb_per_s": 8.0}),
+    ):
+        assert class_of(evaluation, changed) == ALL
+    slower = system.with_values({"cpu.dram_bandwidth_gb_per_s": 40.0})
+    assert class_of(evaluation, slower) == (ALL if engine == CACHING[0] else own)
+
+
+@pytest.mark.parametrize(("engine", "machine", "policy"), [(*FETCHING, "all-cpu:bits=4"), (*CACHING, "all-cpu:bits=4")])
+def test_what_a_documented_machine_never_ran_has_the_class_of_all(engine: str, machine: str, policy: str) -> None:
+    system = under(engine, machine)
+    evaluation = priced(policy, system)
+    known = interval_for(evaluation, system)
+    assert known.decode is not None
+    assert known.decode.name == ALL
+    (text,) = reports.intervals(["[1]"], [evaluation], [known])
+    assert f"experts in {known.alike} of them cpu" in text
+    assert known.alike == bundled().rows[ALL]["cpu"]
+
+
+def test_documented_machines_are_those_of_the_intervals() -> None:
+    named = {name for name in bundled().intervals["decode"].by_name if " on " in name}
+    assert {one.name for one in DOCUMENTED} == named
+    for one in DOCUMENTED:
+        assert sum(bundled().rows[one.name].values()) == bundled().intervals["decode"].by_name[one.name].rows
+
+
+def test_an_engine_is_a_bound_by_its_values_and_not_by_its_name() -> None:
+    evaluation = priced("fiddler:bits=4", under("vllm"))
+    for name in uncertainty.UNMEASURED:
+        spec = load_spec(name)
+        assert isinstance(spec, EngineSpec)
+        called, real = spec.model_copy(update={"name": "mine"}), load_spec("vllm").model_copy(update={"name": name})
+        assert isinstance(real, EngineSpec)
+        base = load_system(DESKTOP)
+        assert interval_for(evaluation, base.with_engine(called)).reason == uncertainty.UNMEASURED[name]
+        assert class_of(evaluation, base.with_engine(real)) == ALL
+
+
+def class_of(evaluation: Evaluation, system: System) -> str | None:
+    known = interval_for(evaluation, system).decode
+    return None if known is None else known.name
 
 
 def test_prefills_carry_one_where_there_is_one(monkeypatch: Any) -> None:
@@ -291,6 +354,7 @@ def test_the_sweep_command_knows_the_engine() -> None:
         ("engine.micro_batch_tokens", "workload.micro_batch"),
         ("engine.prefill_cpu_below_tokens", "a policy says where its prefill runs"),
         ("engine.launch", "is a word"),
+        ("engine.pageable_gb_per_s", "those of engine llama-cpp-expert-cache are pinned"),
         ("gpu.memory_efficiency", "engine.memory_efficiency"),
     ],
 )
@@ -300,6 +364,59 @@ def test_axes_that_would_change_nothing_are_refused(key: str, word: str) -> None
     listed = {one["name"] for one in run(*options, "--list-axes", "--json").document}
     assert key not in listed
     assert "engine.kernel_us" in listed
+
+
+def test_what_counts_only_beside_another_axis_is_no_axis_alone() -> None:
+    pairs = {
+        "engine.batched_from_tokens": "engine.batched_layer_us",
+        "engine.batched_layer_us": "engine.batched_from_tokens",
+        "engine.all_reduce_us": "gpu.devices",
+    }
+    one = Scenario.of(MODEL, DESKTOP, TRACE, "fiddler:bits=4", engine="vllm")
+    listed = {axis.name for axis in one.axes()}
+    for key, other in pairs.items():
+        assert key not in listed
+        with pytest.raises(perfmodel.PerfModelError, match=f"axis {key}: .*{other}"):
+            one.check_varied([key])
+        one.check_varied([key, other])
+        one.check_varied([key, "system"])
+    with pytest.raises(perfmodel.PerfModelError, match=r"engine\.all_reduce_us counts"):
+        one.check_varied(["engine.peer_all_reduce_us", "gpu.devices"])
+    one.check_varied(["engine.peer_all_reduce_us", "gpu.devices", "gpu.peer_bandwidth_gb_per_s"])
+    layered = Scenario.of(MODEL, under("vllm").with_values({"gpu.split": "layer"}), TRACE, "fiddler:bits=4")
+    with pytest.raises(perfmodel.PerfModelError, match=r"gpu\.split is 'layer'"):
+        layered.axis("engine.all_reduce_us")
+
+
+@pytest.mark.parametrize(
+    ("setting", "word"),
+    [
+        ("engine.prefill_cpu_below_tokens=500", "a policy says where its prefill runs"),
+        ("engine.pageable_gb_per_s=1", "those of engine vllm are pinned"),
+        ("engine.all_reduce_us=3", "has one (gpu.devices)"),
+        ("engine.overlap=max", "a policy says what overlaps"),
+        ("engine.micro_batch_tokens=1.5", "a whole number 1 to"),
+        ("engine.batched_from_tokens=2", "give both or neither"),
+    ],
+)
+def test_what_would_change_nothing_cannot_be_set(setting: str, word: str) -> None:
+    check_refusal(run("rank", *OPTIONS, "--engine", "vllm", "--policies", "fiddler", "--set", setting), word)
+
+
+def test_what_counts_together_can_be_set_together() -> None:
+    values: dict[str, float | str] = {"engine.copies": "pageable", "engine.pageable_gb_per_s": 2.0}
+    under("vllm").with_values(values).check_set(values)
+    with pytest.raises(perfmodel.PerfModelError, match="pinned"):
+        under("vllm").check_set(values)
+
+
+def test_every_number_that_counts_under_an_engine_is_in_the_one_at_a_time_table() -> None:
+    one = Scenario.of(MODEL, DESKTOP, TRACE, "fiddler:bits=4", engine="vllm", **SHORT)
+    keys = set(perfmodel.answers.tornado(one).key.values.tolist())
+    assert "engine.kernel_us" in keys
+    assert not keys & {"gpu.memory_efficiency", "engine.all_reduce_us", "engine.micro_batch_tokens"}
+    with pytest.raises(perfmodel.PerfModelError, match="has one"):
+        perfmodel.answers.tornado(one, ["engine.all_reduce_us"])
 
 
 def test_systems_of_an_axis_run_under_the_engine_too() -> None:

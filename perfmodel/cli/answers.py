@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from perfmodel.cli.base import add_command, add_scenario, print_json, print_text, quoted, say
+from perfmodel.cli.base import add_command, add_scenario, load_model, print_json, print_text, quoted, say
 from perfmodel.errors import PerfModelError
 
 _MODEL = "mixtral-8x7b"
@@ -86,7 +86,7 @@ def scenario_of(options: argparse.Namespace, policies: tuple[str, ...]) -> Any:
     from perfmodel.scenario import Scenario
 
     return Scenario.of(
-        options.model,
+        load_model(options),
         options.system,
         options.trace,
         options.policy or policies,

@@ -10,6 +10,7 @@ from perfmodel.cli.base import (
     check_figure,
     default_policies,
     load_machine,
+    load_model,
     load_plots,
     load_trace,
     print_json,
@@ -34,13 +35,11 @@ def _compare(options: argparse.Namespace) -> int:
     from perfmodel import reports
     from perfmodel.bitwidth import LossTable, losses_for
     from perfmodel.evidence.uncertainty import interval_for
-    from perfmodel.model import MoEModel
     from perfmodel.run import make_replay, plan_run
 
     if options.plot is not None:
         check_figure("--plot", options.plot)
-    model = MoEModel.from_config(options.model)
-    system = load_machine(options)
+    model, system = load_model(options), load_machine(options)
     texts = options.policy or default_policies(system)
     trace = load_trace(options.trace)
     losses = None if options.loss is None else LossTable.load(options.loss)

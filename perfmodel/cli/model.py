@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli.base import add_command, print_json, print_text, quoted
+from perfmodel.cli.base import add_command, add_formats, formats, print_json, print_text, quoted
 from perfmodel.errors import ModelConfigError, PerfModelError
 
 if TYPE_CHECKING:
@@ -46,12 +46,7 @@ def _add_options(parser: argparse.ArgumentParser, *, system_required: bool = Fal
     parser.add_argument("--gpu-experts", type=int, metavar="N", help="experts of every layer on the GPU (default: all)")
     parser.add_argument("--context", type=int, default=4096, metavar="N", help="tokens a sequence (default 4096)")
     parser.add_argument("--batch", type=int, default=1, metavar="B", help="sequences (default 1)")
-    parser.add_argument(
-        "--dtype",
-        action="append",
-        metavar="CLASS=FORMAT",
-        help="store a class of tensors otherwise, as in expert=q4_k or all=q8_0; repeatable (see model formats)",
-    )
+    add_formats(parser)
     parser.add_argument("--kv-bits", type=float, metavar="N", help="bits of a cached number (default: config's, or 16)")
     # The choices are those of the package, which help and mistakes need not load.
     parser.add_argument(
@@ -152,8 +147,8 @@ def _read(options: argparse.Namespace) -> tuple["MoEModel", "Caching", tuple[str
     model = MoEModel.from_config(options.config)
     notes = []
     if options.dtype:
-        choices = [choice for text in options.dtype for choice in text.split(",")]
-        model = _overridden(model, choices)
+        choices = formats(options)
+        model = model.stored_as(choices)
         notes.append(f"weights are stored as asked for: {', '.join(choices)}")
     if options.kernel_supports is not None:
         names = _kernels(options.kernel_supports, model)
@@ -170,21 +165,6 @@ def _read(options: argparse.Namespace) -> tuple["MoEModel", "Caching", tuple[str
         bits = 16.0
         notes.append("the cache holds numbers of 16 bits")
     return model, Caching(options.context, options.batch, bits, options.kv_layout, options.mla_cache), tuple(notes)
-
-
-def _overridden(model: "MoEModel", choices: list[str]) -> "MoEModel":
-    """The model with other formats for some classes; a class without parameters of its own is refused."""
-    storage = model.storage.override(choices)
-    params = model.params_by_class()
-    for choice in choices:
-        name = choice.partition("=")[0].strip().lower()
-        if params.get(name, 1) == 0:
-            have = ", ".join(one for one, count in params.items() if count)
-            raise PerfModelError(
-                f"--dtype: found {quoted(choice)}, but the model stores no {name}; allowed: {have}, all"
-            )
-    # Packed weights that the config does not speak of are unpacked for every product.
-    return dataclasses.replace(model, storage=storage, compute="bfloat16")
 
 
 def _kernels(text: str, model: "MoEModel") -> tuple[str, ...]:

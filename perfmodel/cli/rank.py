@@ -15,6 +15,7 @@ from perfmodel.cli.base import (
     add_command,
     add_scenario,
     check_folder,
+    load_model,
     load_plots,
     one_line,
     print_json,
@@ -68,7 +69,7 @@ def _rank(options: argparse.Namespace) -> int:
         check_folder("--plot", Path(options.plot))
     try:
         found = rank(
-            options.model,
+            load_model(options),
             options.system,
             options.trace,
             _policies(options.policies),
@@ -146,7 +147,7 @@ def ranking(found: Ranking) -> str:
     from perfmodel.reports import table
 
     first = found.rows[0].evaluation
-    columns = [*_COLUMNS, _quality(found.rows)]
+    columns = [*_columns(first.batch), _quality(found.rows)]
     shown = {metric for metric, _, _ in columns}
     chosen = [] if found.metric.name in shown else [f"{found.metric.name} [{found.metric.unit}]"]
     header = ["", "policy", *chosen, *(name for _, name, _ in columns)]
@@ -198,7 +199,7 @@ def _amount(value: float) -> str:
 _Column = tuple[str, str, "Callable[[Ranked], str]"]
 _COLUMNS: tuple[_Column, ...] = (
     ("decode_tok_per_s", "tok/s", lambda one: _number(one.evaluation.decode_tok_per_s)),
-    ("tpot_mean_s", "token ms", lambda one: _number(one.evaluation.tpot_mean_s, 1e3)),
+    ("tpot_mean_s", "{step} ms", lambda one: _number(one.evaluation.tpot_mean_s, 1e3)),
     ("", "floor ms", lambda one: _number(one.evaluation.bandwidth_floor_s, 1e3)),
     ("ttft_s", "TTFT s", lambda one: _number(one.evaluation.ttft_s)),
     ("", "hits", lambda one: _number(one.evaluation.hit_rate.own, digits=3)),
@@ -208,6 +209,12 @@ _COLUMNS: tuple[_Column, ...] = (
     ("", "binding", lambda one: one.evaluation.binding_resource),
     ("", "bits", lambda one: _number(one.bits, digits=3)),
 )
+
+
+def _columns(batch: int) -> list[_Column]:
+    """The columns, a step being called a token where it is one."""
+    step = "token" if batch == 1 else "step"
+    return [(metric, header.format(step=step), cell) for metric, header, cell in _COLUMNS]
 
 
 def _quality(rows: Sequence[Ranked]) -> _Column:

@@ -85,7 +85,7 @@ def published_parts(result: Reproduction) -> list[Part]:
 def case_parts(found: Validation) -> list[Part]:
     """What is asked one by one; a part whose rows the evidence does not have is left out."""
     rows = found.rows
-    parts = [_fetched(rows), _cached(rows), _sweep(rows), _question(), _spread(rows), _failures(rows)]
+    parts = [_fetched(rows), _cached(rows), _sweep(rows), _question(), _spread(rows), _failures(found)]
     return [part for part in parts if part is not None]
 
 
@@ -222,10 +222,11 @@ def _spread(rows: tuple[Row, ...]) -> Part | None:
     )
 
 
-def _failures(rows: tuple[Row, ...]) -> Part | None:
+def _failures(validation: Validation) -> Part | None:
+    from perfmodel.cli.validate_alternatives import by_source_words
     from perfmodel.evidence.cases import known_failures
 
-    found = known_failures(rows)
+    found = known_failures(validation.rows)
     if not found:
         return None
     lines = tuple(
@@ -239,6 +240,7 @@ def _failures(rows: tuple[Row, ...]) -> Part | None:
     return Part(
         "Where the model is known to fail",
         (
+            by_source_words(validation),
             "Kinds of run that are off, with their source left out. A bias above 0 means that the model is too fast.",
             Grid(header, lines, 2),
             "What is likely behind it; nothing here proves it:",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli.validate import finite
 
 if TYPE_CHECKING:
     from perfmodel.cli.validate import Findings
+    from perfmodel.evidence.candidates import Tried
     from perfmodel.evidence.errors import Errors
     from perfmodel.evidence.intervals import Coverage, Intervals
     from perfmodel.evidence.simulators import Comparison
@@ -34,9 +36,19 @@ def _compared(one: Comparison) -> dict[str, Any]:
 
 def _measured(one: Validation, found: Findings) -> dict[str, Any]:
     from perfmodel.evidence import cases
+    from perfmodel.evidence.alternatives import alternatives
     from perfmodel.evidence.validation import REASONS
 
     quantities = one.quantities
+    others = alternatives(one)
+    groups = {
+        "without_documented": (others.general,),
+        "documented": (others.documented,),
+        "default_profiles": (others.general, others.defaults),
+        "default_profiles_read_rate": (others.general, others.defaults_read),
+        "with_excluded": (others.general, others.documented, others.excluded),
+        "without_documented_with_excluded": (others.general, others.general_excluded),
+    }
     fetched = cases.fetched_machine(one.rows)
     question = cases.mixtral_question()
     return {
@@ -45,6 +57,7 @@ def _measured(one: Validation, found: Findings) -> dict[str, Any]:
                 "in_sample": _errors(one.errors(quantity, "in_sample")),
                 "source_left_out": _errors(one.errors(quantity)),
                 "machine_left_out": _errors(one.errors(quantity, "other_machines")),
+                **{name: _some_errors(others.errors(quantity, *some)) for name, some in groups.items()},
             }
             for quantity in quantities
         },
@@ -53,8 +66,13 @@ def _measured(one: Validation, found: Findings) -> dict[str, Any]:
             for quantity in quantities
             for group in one.groups(quantity)
         ],
+        "excluded": [
+            {"id": row.run.id, "quantity": row.quantity, "source": row.run.source, "measured": row.measured,
+             "predicted": row.predicted, "ratio": row.ratio, "reason": row.reason}
+            for row in others.excluded
+        ],
         "constants": _constants(one),
-        "tried": None if found.tried is None else [tried._asdict() for tried in found.tried],
+        "tried": None if found.tried is None else [_tried(tried) for tried in found.tried],
         "intervals": {
             "decode": _intervals(one.intervals, one.coverage),
             "prefill": _intervals(one.prefill_intervals, one.prefill_coverage),
@@ -94,6 +112,10 @@ def _errors(one: Errors) -> dict[str, Any]:
     }
 
 
+def _some_errors(one: Errors | None) -> dict[str, Any] | None:
+    return None if one is None else _errors(one)
+
+
 def _constants(one: Validation) -> list[dict[str, Any]]:
     fit = one.fit
     return [
@@ -107,9 +129,14 @@ def _constants(one: Validation) -> list[dict[str, Any]]:
             "relative_standard_error": finite(fit.standard_errors[at]),
             "on_bound": bool(fit.on_bound[at]),
             "rows": int(fit.rows[at]),
+            "without_source": {source: float(math.exp(logs[at])) for source, logs in one.without_source.items()},
         }
         for at, constant in enumerate(fit.constants)
     ]
+
+
+def _tried(one: Tried) -> dict[str, Any]:
+    return {**one._asdict(), "gains": [gain._asdict() for gain in one.gains]}
 
 
 def _intervals(found: Intervals, covered: Coverage) -> dict[str, Any]:

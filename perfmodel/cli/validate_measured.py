@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from perfmodel.cli.pages import Grid, Part
 
 if TYPE_CHECKING:
     from perfmodel.evidence.candidates import Tried
-    from perfmodel.evidence.errors import Errors, Statistics
+    from perfmodel.evidence.errors import Statistics
     from perfmodel.evidence.intervals import Coverage, Intervals
     from perfmodel.evidence.validation import Row, Validation
 
-#: Fewest rows that a line of statistics of their own is given for.
-_FEWEST = 10
-_COLUMNS = ("median", "p90", "bias", "within 1.25x", "within 1.5x")
+#: What `cells` gives.
+COLUMNS = ("median", "p90", "bias", "within 1.25x", "within 1.5x")
 
 
 def share(value: float, *, sign: bool = False) -> str:
@@ -51,43 +49,16 @@ def measured_parts(
     tried : constants that were tried, if any.
     rows : whether every row is listed.
     """
-    parts = [_headline(found), *(_groups(found, one) for one in found.quantities), _constants(found)]
+    from perfmodel.cli.validate_alternatives import excluded_part, headline
+
+    parts = [headline(found), *(_groups(found, one) for one in found.quantities), _constants(found)]
     if tried is not None:
         parts.append(_tried(tried))
     parts += [_intervals(found), _far_off(found), _missing(found)]
+    excluded = excluded_part(found)
+    if excluded is not None:
+        parts.append(excluded)
     return [*parts, _rows(found)] if rows else parts
-
-
-def _headline(found: Validation) -> Part:
-    lines: list[tuple[str, ...]] = []
-    for quantity in found.quantities:
-        kinds: Iterable[tuple[str, Errors]] = (
-            ("in sample", found.errors(quantity, "in_sample")),
-            ("source left out", found.errors(quantity)),
-            ("machine left out", found.errors(quantity, "other_machines")),
-        )
-        for name, one in kinds:
-            worst = f"{one.worst_factor:.1f}x"
-            lines.append((quantity, name, "rows alike", str(one.rows), *cells(one.by_row), worst))
-            lines.append((quantity, name, "sources alike", str(one.sources), *cells(one.by_source), ""))
-        shared = found.errors_of([row for row in found.rows if row.quantity == quantity and row.fitted])
-        if shared is not None and shared.rows >= _FEWEST:
-            worst = f"{shared.worst_factor:.1f}x"
-            lines.append(
-                (quantity, "source left out", "rows that a fit sees", str(shared.rows), *cells(shared.by_row), worst)
-            )
-    return Part(
-        "Predicted against measured",
-        (
-            "Tokens per second of decode and prefill. In sample, the constants were fitted to the row itself, among"
-            " others; with its source (repository) or machine left out, by a fit that has not seen any row of it. What"
-            " counts is the second. Median and 90th percentile are of the absolute percentage error, bias is the median"
-            " of predicted over measured, less 1. Sources alike: every source weighs the same, because one with many"
-            " rows would otherwise speak for all. Rows that a fit sees: without those that no fitted constant changes,"
-            " which are mostly of two machines whose own benchmarks give their constants.",
-            Grid(("quantity", "fit", "weights", "count", *_COLUMNS, "worst"), tuple(lines), 3),
-        ),
-    )
 
 
 def _groups(found: Validation, quantity: str) -> Part:
@@ -100,33 +71,42 @@ def _groups(found: Validation, quantity: str) -> Part:
         (
             "Every row with its source left out. Resident: all experts on the GPU; cpu: some run on the CPU; cached: a"
             " cache on the GPU, and the CPU runs what misses; fetched: some are copied to the GPU.",
-            Grid(("by", "", "rows", "sources", *_COLUMNS), tuple(lines), 2),
+            Grid(("by", "", "rows", "sources", *COLUMNS), tuple(lines), 2),
         ),
     )
 
 
 def _constants(found: Validation) -> Part:
+    from perfmodel.evidence.alternatives import constant_ranges
     from perfmodel.evidence.cases import DOCUMENTED, engine_class
 
-    fit = found.fit
+    fit, ranges = found.fit, constant_ranges(found)
     lines = []
-    for at, one in enumerate(fit.constants):
+    for at, (one, span) in enumerate(zip(fit.constants, ranges, strict=True)):
         error = fit.standard_errors[at]
         width = share(float(error)) if math.isfinite(error) else "on its bound"
         lines.append((
-            one.name, one.unit, f"{one.start:g}", short(fit.values[one.name]), width, f"{one.low:g} to {one.high:g}",
-            str(int(fit.rows[at])),
+            one.name, one.unit, f"{one.start:g}", short(fit.values[one.name]), width,
+            f"{short(span.low)} to {short(span.high)}", f"{one.low:g} to {one.high:g}", str(int(fit.rows[at])),
         ))  # fmt: skip
     known = Counter(engine_class(row.run) == DOCUMENTED for row in found.rows if not row.fitted)
     return Part(
         "Fitted constants",
         (
-            f"Shared by all engines, fitted to {found.fitted_rows} rows by robust least squares; every other constant of an engine"
-            f" is counted, published, measured or assumed (perfmodel specs show NAME). {known.total()} rows depend on"
-            f" none of them: {known[True]} of documented machines, and {known[False]} that other constants decide.",
-            Grid(("constant", "unit", "start", "fitted", "standard error", "allowed", "rows"), tuple(lines), 2),
+            f"Shared by all engines, fitted to {found.fitted_rows} rows by robust least squares; every other constant"
+            " of an engine is counted, published, measured or assumed (perfmodel specs show NAME)."
+            f" {known.total()} rows depend on none of them: {known[True]} of documented machines, and"
+            f" {known[False]} that other constants decide.",
+            Grid(("constant", "unit", "start", "fitted", "standard error", "without one source", "allowed", "rows"),
+                 tuple(lines), 2),
+            "Without one source is the range over the fits that each leave out one. They rest on few sources:",
+            "\n".join(
+                f"- {one.name}: {one.sources} sources move it by 1 % or more; {short(one.low)} without"
+                f" {one.low_without}, {short(one.high)} without {one.high_without}"
+                for one in ranges
+            ),
         ),
-    )
+    )  # fmt: skip
 
 
 def _tried(tried: tuple[Tried, ...]) -> Part:
@@ -134,21 +114,50 @@ def _tried(tried: tuple[Tried, ...]) -> Part:
         (
             one.name,
             f"{100 * one.error_now:.1f} %",
+            f"{100 * one.error_start:.1f} %",
             f"{100 * one.error:.1f} %",
+            f"{one.start:g}",
             "rejected" if one.rejected else "would help",
         )
         for one in tried
     ]
-    open_ones = [one for one in tried if not one.rejected]
+    body = [why for one in tried if not one.rejected for why in _why_not(one)]
+    if body:
+        body.append(
+            "Neither kind is fitted on such ground: a gain that a few benchmarks of servers carry, whose rates contain"
+            " more than decode steps (arrivals, scheduling, prompts of other requests), says little of an engine."
+        )
+    better = [one.name for one in tried if one.error_start < one.error_now and one.rejected]
+    if better:
+        body.append(
+            f"At their start, {', '.join(better)} would do better than as the profiles have them, which is assumed from"
+            " benchmarks of kernels and from counts. That is not taken up: choosing between two values by this error"
+            " would be a fit, and a fit does no better than the start."
+        )
     return Part(
         "Constants that were tried",
         (
             "Each alone on top of the fitted ones. The error is that of sources left out, half by rows and half by"
-            " sources, with a row capped at a factor of 4. A constant that does not lower it is rejected.",
-            Grid(("constant", "error now", "error with it", ""), tuple(lines), 1),
-            *(f"{one.message[0].upper()}{one.message[1:]}." for one in open_ones),
+            " sources, with a row capped at a factor of 4: now, with the value that each profile has; at its start, one"
+            " value for all that is known without any run; and fitted. A constant that does not lower the better of the"
+            " other two by 1 % of it is rejected.",
+            Grid(("constant", "error now", "at its start", "fitted", "start", ""), tuple(lines), 1),
+            *body,
         ),
     )
+
+
+def _why_not(one: Tried) -> list[str]:
+    """Why a constant that would help is not fitted, from what it changes."""
+    gains = ", ".join(f"{share(gain.part)} is of {gain.source} ({gain.rows} rows)" for gain in one.gains)
+    off = ", ".join(share(error, sign=True) for error in one.question)
+    worst = max(map(abs, one.question))
+    verdict = "beyond" if worst > 0.25 else "still within"
+    return [
+        f"{one.message[0].upper()}{one.message[1:]}; its value would be {short(one.value or 0.0)}. Of what all sources"
+        f" gain and lose together, {gains}. With it the vLLM profile would be off by {off} on the question of four"
+        f" batches below, {verdict} the 25 % that it is held to."
+    ]
 
 
 def _intervals(found: Validation) -> Part:

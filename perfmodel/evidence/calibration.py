@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import NoAnswerError, SpecError
 from perfmodel.evidence.errors import Errors, errors
-from perfmodel.evidence.fit import By, Fit, Problem, fit, leave_one_out
+from perfmodel.evidence.fit import MIN_ROWS_PER_CONSTANT, By, Fit, Problem, fit, leave_one_out
 from perfmodel.evidence.skill import Rejected, drop_useless
 
 if TYPE_CHECKING:
     from perfmodel.evidence.robust import Floats
+
+
+class Unjudged(NamedTuple):
+    """A fitted constant that no fit without a source, or without a machine, could show to help or not."""
+
+    name: str
+    by: By
+
+    def __str__(self) -> str:
+        return (
+            f"constant {self.name} cannot be judged on unseen {self.by}s: without any one of the {self.by}s that depend"
+            f" on it, fewer than {MIN_ROWS_PER_CONSTANT} rows do; fitted to all rows, and no error on unseen {self.by}s"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,14 +35,18 @@ class Calibration:
     """A fit and what it is worth.
 
     fit : the constants that were not rejected, fitted to all rows that may be seen. rejected : the others.
+    unjudged : those of ``fit`` that are absent from every prediction of an unseen source (or machine) that depends on
+    them. They were not rejected, because they were never tried.
     in_sample : error on the rows that were fitted to. unseen_source, unseen_machine : error on the same rows, each
-    predicted by a fit without its source or machine; None where there is only one.
+    predicted by a fit without its source or machine; None where there is only one, or a constant is unjudged.
     held_out : error of ``fit`` on the rows that it may not see; None where there are none.
-    residuals : ln(predicted / measured) of every row [R], from fits without its source; of rows held out from ``fit``.
+    residuals : ln(predicted / measured) of every row [R], from fits without its source; of rows held out, and wherever
+    ``unseen_source`` is None, from ``fit``.
     """
 
     fit: Fit
     rejected: tuple[Rejected, ...]
+    unjudged: tuple[Unjudged, ...]
     in_sample: Errors
     unseen_source: Errors | None
     unseen_machine: Errors | None
@@ -43,7 +60,8 @@ def calibrate_problem(problem: Problem, out: NDArray[np.bool_] | None = None, *,
     Parameters
     ----------
     out : rows that the fit may not see, bool [R]; by default none.
-    reject : whether a constant must lower the leave-one-source-out error. With one source none can, so none is asked.
+    reject : whether a constant must lower the leave-one-source-out error. With one source none can, so none is asked;
+    nor is a constant that the fits without a source never try.
 
     Raises
     ------
@@ -60,14 +78,19 @@ def calibrate_problem(problem: Problem, out: NDArray[np.bool_] | None = None, *,
         worst = int(np.flatnonzero(rows)[one.worst])
         return Errors(one.rows, one.sources, one.by_row, one.by_source, worst, one.worst_factor)
 
-    def unseen(by: By) -> Floats | None:
-        labels = np.asarray(problem.source if by == "source" else problem.machine)[kept]
-        return leave_one_out(problem, by, without=names, keep=kept) if len(np.unique(labels)) > 1 else None
-
+    untried: dict[By, list[str] | None] = {by: _untried(problem, by, kept) for by in ("source", "machine")}
     rejected: list[Rejected] = []
-    if reject and len(np.unique(sources[kept])) > 1:
-        rejected = drop_useless(problem, [c.name for c in problem.constants], keep=kept)
+    if reject and untried["source"] is not None:
+        asked = [c.name for c in problem.constants if c.name not in untried["source"]]
+        rejected = drop_useless(problem, asked, keep=kept)
     names = [one.name for one in rejected]
+    unjudged = [Unjudged(name, by) for by, open_ in untried.items() for name in open_ or () if name not in names]
+
+    def unseen(by: By) -> Floats | None:
+        if untried[by] is None or any(one.by == by for one in unjudged):
+            return None
+        return leave_one_out(problem, by, without=names, keep=kept)
+
     if names:
         if len(names) == len(problem.constants):
             raise NoAnswerError(
@@ -80,12 +103,32 @@ def calibrate_problem(problem: Problem, out: NDArray[np.bool_] | None = None, *,
     return Calibration(
         fit=found,
         rejected=tuple(rejected),
+        unjudged=tuple(unjudged),
         in_sample=error(found.residuals, kept),
         unseen_source=None if by_source is None else error(by_source, kept),
         unseen_machine=None if by_machine is None else error(by_machine, kept),
         held_out=None if kept.all() else error(found.residuals, ~kept),
         residuals=residuals,
     )
+
+
+def _untried(problem: Problem, by: By, kept: NDArray[np.bool_]) -> list[str] | None:
+    """Constants that no fit without a source (or machine) has where it predicts a row there that depends on them.
+
+    Fewer than MIN_ROWS_PER_CONSTANT other rows depend on them (see `perfmodel.evidence.fit.leave_one_out`), so that
+    the error on unseen sources is the same with and without them. None where there is one source only.
+    ``kept`` are the rows that may be fitted to, bool [R].
+    """
+    labels = np.asarray(problem.source if by == "source" else problem.machine)
+    groups = np.unique(labels[kept])
+    if len(groups) < 2:
+        return None
+    depends = problem.depends & kept[:, None]
+    tried = np.zeros(len(problem.constants), dtype=bool)
+    for group in groups:
+        out = labels == group
+        tried |= depends[out].any(axis=0) & (depends[~out].sum(axis=0) >= MIN_ROWS_PER_CONSTANT)
+    return [c.name for c, one in zip(problem.constants, tried, strict=True) if not one]
 
 
 def engine_values(fit: Fit, profile: str) -> dict[str, float]:
@@ -104,5 +147,6 @@ def engine_values(fit: Fit, profile: str) -> dict[str, float]:
         if fitted and only in ("", profile):
             (own if only else shared)[f"engine.{key}"] = fit.values[constant.name]
     if not shared | own:
-        raise SpecError(f"calibrate: no fitted constant belongs to the engine {profile}")
+        names = ", ".join(c.name for c, fitted in zip(fit.constants, fit.fitted, strict=True) if fitted)
+        raise SpecError(f"calibrate: no fitted constant belongs to the engine {profile}; fitted: {names}")
     return shared | own

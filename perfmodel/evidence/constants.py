@@ -18,7 +18,7 @@ from perfmodel.evidence.fit import Constant, Problem
 from perfmodel.evidence.measured import MeasuredRun
 from perfmodel.evidence.predict import Predicted
 from perfmodel.hardware.base import suggestion
-from perfmodel.point import Points, hardware_point, hardware_points
+from perfmodel.point import hardware_points
 
 #: Profiles whose constants are shared; the others hold what was measured on one machine.
 SHARED = ("llama-cpp-cuda", "vllm", "sglang", "ktransformers", "ktransformers-amx")
@@ -120,14 +120,21 @@ def make_problem(rows: Sequence[Predicted], names: Sequence[str]) -> Problem:
         found = [(i, key) for key, i in (keys | specific).items()]
         groups.setdefault(f"{row.system.content_hash()} {found}", _Group([], found)).rows.append(at)
     target = np.log([row.measured for row in rows])
+    # Rows that no constant applies to, most of them of documented machines, are priced once.
+    fixed = np.full(len(rows), np.nan)
+    for rows_here, keys in groups.values():
+        if not keys:
+            fixed[rows_here] = [math.log(rows[at].rate()) for at in rows_here]
 
     def predict(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         values = np.exp(logs)
-        result = np.empty((len(logs), len(rows)))
+        result = np.tile(fixed, (len(logs), 1))
         for rows_here, keys in groups.values():
+            if not keys:
+                continue
             system = rows[rows_here[0]].system
             here = {f"engine.{key}": values[:, i] for i, key in keys}
-            points = hardware_points(system, here) if here else Points.one(hardware_point(system))
+            points = hardware_points(system, here)
             for at in rows_here:
                 result[:, at] = np.log(rows[at].rates(points))
         return result

@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from perfmodel.errors import SpecError
-from perfmodel.evidence.measured import MeasuredRun
+from perfmodel.evidence.measured import MeasuredRun, is_bundled, is_file
 from perfmodel.hardware import CpuSpec, EngineSpec, GpuSpec, LinkSpec, Source, Spec, System, load_spec
 from perfmodel.hardware.base import shown
+from perfmodel.hardware.files import a_spec
 from perfmodel.model import MoEModel
 from perfmodel.storage import Storage
 
@@ -34,8 +35,9 @@ PROFILES = {
     "hybrimoe": "fiddler",
 }
 
-#: Rate of copies from pageable memory: 8 to 10 GB/s on three machines (toyaix/tritonllm PR 41, kekzl/imp PR 1409).
-PAGEABLE_GB_PER_S = 9.0
+#: Rate of copies from pageable memory: the lower end of 11 to 18 GB/s at which a host copies into a pinned buffer
+#: (turboderp-org/exllamav3 PR 341); of a source that no counted run is of.
+PAGEABLE_GB_PER_S = 11.0
 
 #: The link of a run that names none; nothing but activations passes it then.
 _ANY_LINK = "pcie-4.0-x16"
@@ -49,8 +51,15 @@ def needed(run: MeasuredRun, key: str, value: T | None) -> T:
 
 
 def profile_of(run: MeasuredRun) -> str:
-    """Name of the profile that a run is predicted with: its engine's, or the default one of its kind."""
-    return PROFILES.get(str(run.engine), str(run.engine))
+    """Name of the profile that a run is predicted with: its engine's, or the default one of its kind.
+
+    An engine that is neither a profile nor known gets that of graph engines, or of eager ones where experts are
+    fetched, because that is what frameworks for it are.
+    """
+    engine = run.engine
+    if engine is not None and (engine in PROFILES or is_file(engine) or is_bundled("engine", engine)):
+        return PROFILES.get(engine, engine)
+    return "moe-infinity" if run.elsewhere == "fetch" else "llama-cpp-cuda"
 
 
 def residency(run: MeasuredRun) -> str:
@@ -74,13 +83,12 @@ def _part(name: str, kind: type[Part], of: str) -> Part:
     """A bundled or local spec of one kind."""
     found = load_spec(name)
     if not isinstance(found, kind):
-        raise SpecError(f"{of} {shown(name)} is no {of} spec, but a {found.kind}")
+        raise SpecError(f"{of} {shown(name)} is no {of} spec, but {a_spec(found.kind)}")
     return found
 
 
 def engine_of(run: MeasuredRun) -> EngineSpec:
-    """The profile of the run's engine, or the default one of its kind; SpecError where there is no such engine."""
-    needed(run, "engine", run.engine)
+    """The profile of the run's engine, or the default one of its kind."""
     engine: EngineSpec = _part(profile_of(run), EngineSpec, "engine")
     return engine
 
@@ -137,6 +145,10 @@ def _machine(
     """The devices of a run without its engine. dram_gb_per_s : of host memory, over all sockets [GB/s]."""
     card, wire = _part(gpu, GpuSpec, "gpu"), _part(link or _ANY_LINK, LinkSpec, "link")
     host = None if cpu is None else _part(cpu, CpuSpec, "cpu")
+    if host is not None:
+        # How rates scale over sockets was read off some of these very runs; the engine's share stands for it here.
+        sources = {key: source for key, source in host.sources.items() if key.split(".")[0] != "numa"}
+        host = host.model_copy(update={"numa": None, "sources": sources})
     name = "-".join(spec.name for spec in (card, host) if spec is not None)[:80]
     system = System(name=name, description="machine of a measured run", gpu=card, link=wire, cpu=host)
     stated: dict[str, float | str] = {}
@@ -162,6 +174,5 @@ def _of_host(
     if share != 1.0:
         stated |= {f"cpu.peak_tflop_per_s.{key}": peak * share for key, peak in host.peak_tflop_per_s.items()}
     if numa == "one-socket":
-        # How several sockets scale was read off some of these very runs; the engine's share stands for it here.
         stated["cpu.numa"] = numa
     return stated

@@ -8,7 +8,7 @@ see `leave_one_out`, and `perfmodel.evidence.skill` for constants that do not ea
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -237,15 +237,15 @@ def fit(
     )  # fmt: skip
 
 
-def leave_one_out(
+def fits_without(
     problem: Problem,
     by: By = "source",
     *,
     without: Sequence[str] = (),
     keep: ArrayLike | None = None,
     start: Floats | None = None,
-) -> Floats:
-    """ln(predicted / measured) of every row [R] from a fit that has seen no row of its group.
+) -> dict[str, Floats]:
+    """Logarithms of the constants [P] of the fits that have seen no row of a group, by the label of the group.
 
     Every fit begins at the constants' starts. Beginning at the fit to all rows would be faster, but what the group
     alone says about a constant would then leak into its own prediction wherever the other rows leave that constant
@@ -254,21 +254,45 @@ def leave_one_out(
     Parameters
     ----------
     by : what a group is: a source or a machine. without : names of constants that are absent.
-    keep : rows that may be fitted to, bool [R]; by default all. The others are predicted without their group too.
+    keep : rows that may be fitted to, bool [R]; by default all.
     start : logarithms to begin at [P] instead, from a fit that has not seen the rows in question.
     """
     labels = np.asarray(problem.source if by == "source" else problem.machine)
     kept, allowed = _mask(problem, keep), ~problem.positions(without)
-    residuals = np.empty(problem.rows)
+    found = {}
     for label in np.unique(labels):
-        out = labels == label
-        seen = kept & ~out
+        seen = kept & (labels != label)
         free = allowed & (problem.depends[seen].sum(axis=0) >= MIN_ROWS_PER_CONSTANT)
         logs = problem.absent.copy()
         if free.any():
             posed = _pose(problem, seen, free)
             logs[free] = posed.solve((problem.start if start is None else start)[free], quick=True)
-        residuals[out] = (problem.predict(logs[None, :])[0] - problem.target)[out]
+        found[str(label)] = logs
+    return found
+
+
+def leave_one_out(
+    problem: Problem,
+    by: By = "source",
+    *,
+    without: Sequence[str] = (),
+    keep: ArrayLike | None = None,
+    start: Floats | None = None,
+) -> Floats:
+    """ln(predicted / measured) of every row [R] from a fit that has seen no row of its group, see `fits_without`.
+
+    keep : rows that may be fitted to, bool [R]; by default all. The others are predicted without their group too.
+    """
+    return left_out_residuals(problem, fits_without(problem, by, without=without, keep=keep, start=start), by)
+
+
+def left_out_residuals(problem: Problem, fits: Mapping[str, Floats], by: By = "source") -> Floats:
+    """ln(predicted / measured) of every row [R] by the constants of its group, as `fits_without` finds them."""
+    labels = np.asarray(problem.source if by == "source" else problem.machine)
+    residuals = np.empty(problem.rows)
+    for label in np.unique(labels):
+        out = labels == label
+        residuals[out] = (problem.predict(fits[str(label)][None, :])[0] - problem.target)[out]
     return residuals
 
 

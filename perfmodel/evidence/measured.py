@@ -11,6 +11,8 @@ file type, a short chat prompt) instead of being stated in it.
   ``other_bits``; a ``gpu``, and with several of them how they ``split`` the model; a ``batch``; and ``gpu_experts``.
   Where that is below 1 also ``elsewhere``, and what the speed there follows from: the ``cpu`` that runs the other
   experts, or the ``link`` that they are fetched over.
+  An ``engine`` that is missing or unknown stands for the default profile of its kind, and a missing
+  ``context_tokens`` for the prompt and half the output, or 500 where neither is known.
 - *prefill*: the same with ``prefill_tok_per_s`` as the target and ``prompt_tokens`` in the place of ``batch``.
 - A row with ``excluded_because`` does not count: it is not the plain speed of one configuration, for a reason that can
   be read off the row before anything is predicted. ``decode_excluded_because`` and ``prefill_excluded_because`` say so
@@ -19,6 +21,7 @@ file type, a short chat prompt) instead of being stated in it.
 `missing_field` names the first field that keeps a row from counting.
 """
 
+import functools
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
@@ -27,11 +30,21 @@ from typing import Literal
 
 from perfmodel.errors import SpecError
 from perfmodel.evidence.measured_run import MeasuredRun
+from perfmodel.hardware import list_specs
 from perfmodel.hardware.base import shown, suggestion
 from perfmodel.hardware.files import path_text, read_toml
 from perfmodel.model import bundled_models
 
-__all__ = ["QUANTITIES", "MeasuredRun", "Quantity", "counting", "is_file", "load_measured", "missing_field"]
+__all__ = [
+    "QUANTITIES",
+    "MeasuredRun",
+    "Quantity",
+    "counting",
+    "is_bundled",
+    "is_file",
+    "load_measured",
+    "missing_field",
+]
 
 Quantity = Literal["decode", "prefill"]
 QUANTITIES: tuple[Quantity, ...] = ("decode", "prefill")
@@ -103,11 +116,26 @@ def is_file(reference: str) -> bool:
     return any(mark in reference for mark in separators) or reference.endswith((".toml", ".json", ".gguf"))
 
 
+@functools.cache
+def _bundled_specs() -> frozenset[tuple[str, str]]:
+    return frozenset((entry.kind, entry.name) for entry in list_specs())
+
+
+def is_bundled(kind: str, name: str) -> bool:
+    """Whether a bundled spec of that kind has that name."""
+    return (kind, name) in _bundled_specs()
+
+
+def _known(kind: str, reference: str | None) -> bool:
+    """Whether a reference of a row can be read: nothing, a file, or a bundled spec of its kind."""
+    return reference is None or is_file(reference) or is_bundled(kind, reference)
+
+
 def missing_field(run: MeasuredRun, quantity: Quantity) -> str | None:
     """The first field that keeps a row from counting on a quantity, by the rule of the module; None if it counts.
 
-    ``excluded_because`` and its two kin are such fields where they are given, and ``model`` where no bundled shape has
-    that name.
+    ``excluded_because`` and its two kin are such fields where they are given; ``model``, ``gpu``, ``cpu`` and ``link``
+    where nothing bundled has that name.
     """
     if quantity not in QUANTITIES:
         raise SpecError(f"quantity is {shown(quantity)}; allowed: {', '.join(QUANTITIES)}")
@@ -122,6 +150,9 @@ def missing_field(run: MeasuredRun, quantity: Quantity) -> str | None:
         return because
     if run.model is None or not (is_file(run.model) or run.model in bundled_models()):
         return "model"
+    unknown = next((key for key in ("gpu", "cpu", "link") if not _known(key, getattr(run, key))), None)
+    if unknown is not None:
+        return unknown
     needed = ["expert_bits", "other_bits", "gpu"]
     if run.devices > 1:
         needed.append("split")

@@ -46,6 +46,35 @@ class Predicted(NamedTuple):
         return float(self.rates(Points.one(hardware_point(self.system)))[0])
 
 
+#: Mean context of a decode step where a run says nothing of it (assumed: short chats) [token].
+USUAL_CONTEXT = 500.0
+
+
+def context_of(run: MeasuredRun) -> float:
+    """Mean context of a decode step [token]: as stated, else the prompt and half the output, else `USUAL_CONTEXT`."""
+    if run.context_tokens is not None:
+        return run.context_tokens
+    if run.prompt_tokens is None:
+        return USUAL_CONTEXT
+    return run.prompt_tokens + (run.output_tokens or 0) / 2.0
+
+
+def _check_counters(run: MeasuredRun, model: MoEModel, tokens: float, distinct: float) -> None:
+    """Refuse counts that no step of the model can have; SpecError."""
+    layers, per_token = model.num_moe_layers, model.top_k * model.num_moe_layers
+    for key, most in (
+        ("distinct_experts", min(model.num_experts, model.top_k * tokens)),
+        ("slots_per_layer", model.num_experts),
+        ("misses_per_token", per_token),
+        ("uploads_per_token", per_token),
+        ("loads_per_step", distinct * layers),
+        ("prefetches_per_step", run.loads_per_step or 0.0),
+    ):
+        found = getattr(run, key)
+        if found is not None and found > most * (1.0 + 1e-3):
+            raise SpecError(f"run {run.id}: key '{key}' is {shown(found)}; allowed: at most {most:g} with this model")
+
+
 class _Visited(NamedTuple):
     """The experts that a step visits in each of its layers: how many, tokens of each, and their stored bits."""
 
@@ -62,6 +91,7 @@ def _decode_layers(run: MeasuredRun, model: MoEModel, engine: EngineSpec) -> tup
     """The layers of a decode step by state."""
     tokens, layers = needed(run, "batch", run.batch), float(model.num_moe_layers)
     distinct = run.distinct_experts or distinct_experts(model, tokens, run.batch_of == "text")
+    _check_counters(run, model, tokens, distinct)
     visited = _Visited(distinct, mean_tokens(tokens, model.top_k, distinct), model.expert_bits)
     if run.gpu_experts == 1.0 or run.gpu_experts is None:
         return (Layers(layers, (visited.on(Executor.GPU, distinct),)),)
@@ -141,8 +171,8 @@ def _cached_layers(
 
 
 def decode_step(run: MeasuredRun, model: MoEModel, engine: EngineSpec) -> Step:
-    """The run's decode step; SpecError where the run lacks its batch or its context."""
-    batch, context = needed(run, "batch", run.batch), needed(run, "context_tokens", run.context_tokens)
+    """The run's decode step; SpecError where the run lacks its batch."""
+    batch, context = needed(run, "batch", run.batch), context_of(run)
     layers = _decode_layers(run, model, engine)
     return Step(
         tokens=batch,

@@ -40,11 +40,11 @@ def held_out_error(residuals: Floats, source: Sequence[str]) -> float:
     every row moves it: a constant that matters to a tenth of the rows can leave a median where it is. Capped, because
     of outliers. Half over sources, because a source with many rows would decide alone.
     """
-    return math.expm1(float(_by_source(residuals, source).sum()))
+    return math.expm1(float(error_by_source(residuals, source).sum()))
 
 
-def _by_source(residuals: Floats, source: Sequence[str]) -> Floats:
-    """What every source adds to e of `held_out_error`."""
+def error_by_source(residuals: Floats, source: Sequence[str]) -> Floats:
+    """What every source adds to e of `held_out_error`, the sources in sorted order [S]."""
     _, at, counts = np.unique(np.asarray(source), return_inverse=True, return_counts=True)
     shares = 0.5 / len(at) + 0.5 / (counts[at] * len(counts))
     sizes = np.minimum(np.abs(residuals), math.log(CAP))
@@ -79,7 +79,7 @@ def drop_useless(
     rejected: list[Rejected] = []
 
     def errors(names: list[str]) -> Floats:
-        return _by_source(leave_one_out(problem, without=names, keep=kept)[kept], sources)
+        return error_by_source(leave_one_out(problem, without=names, keep=kept)[kept], sources)
 
     present = errors(absent) if asked else np.zeros(0)
     while asked:

@@ -1,9 +1,10 @@
 """How far a prediction may be from a measurement: the interval of its class, from runs that were measured.
 
-The classes of a prediction are its very machine under its engine, where that machine is documented completely; the
-kind of the engine with where the experts are; the latter alone; and all engines. The first that has enough runs counts
-(`perfmodel.evidence.intervals`). Systems without an engine have classes of their own, from the same runs predicted
-without one. The intervals are bundled, so that nothing is fitted here;
+The classes of a prediction are its very machine under its engine, where that machine is documented completely and some
+run had its experts there; the kind of the engine with where the experts are; the latter alone; and all engines. The
+first that has enough runs counts (`perfmodel.evidence.intervals`). Machines and engines are told by their values: a
+name promises nothing, and one number changed makes another machine. Systems without an engine have classes of their
+own, from the same runs predicted without one. The intervals are bundled, so that nothing is fitted here;
 `perfmodel.evidence.validation.write_intervals` makes the file anew.
 
 An interval is of one prediction against one measurement. Two policies on one machine share most of what is wrong about
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 from perfmodel.evaluation import Evaluation
 from perfmodel.evidence.intervals import Interval, Intervals
 from perfmodel.evidence.intervals import Path as ClassPath
-from perfmodel.hardware import EngineSpec, System
+from perfmodel.hardware import EngineSpec, Spec, System, load_spec
 
 #: The bundled intervals, beside this module.
 BUNDLED = "intervals.toml"
@@ -35,6 +36,38 @@ UNMEASURED = {
 NEAR_DATA = "no measurement of near-data devices"
 #: Residency of experts on a near-data device.
 NEAR = "near-data"
+
+
+class Documented(NamedTuple):
+    """A machine that is documented completely, by the names of its bundled specs. cpu : None where none took part."""
+
+    engine: str
+    gpu: str
+    link: str
+    cpu: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The class of its runs."""
+        return own_class(self.engine, self.gpu if self.cpu is None else f"{self.gpu} + {self.cpu}")
+
+    def is_of(self, system: System) -> bool:
+        """Whether a system is this very machine under this very engine, whatever they are called."""
+        parts: list[tuple[Spec | None, str]] = [
+            (system.engine, self.engine),
+            (system.gpu, self.gpu),
+            (system.link, self.link),
+        ]
+        if self.cpu is not None:
+            parts.append((system.cpu, self.cpu))
+        return all(_equal(spec, name) for spec, name in parts)
+
+
+#: The machines that have an interval of their own.
+DOCUMENTED = (
+    Documented("gpu-offloading", "gh200", "nvlink-c2c"),
+    Documented("llama-cpp-expert-cache", "rtx-5070", "pcie-5.0-x16", "ryzen-7950x"),
+)
 
 
 class Uncertainty(NamedTuple):
@@ -103,14 +136,19 @@ def residency_of(evaluation: Evaluation) -> str:
     return "fetched" if moved["link_weights"] > 0.0 else "resident"
 
 
-def class_path(engine: EngineSpec | None, machine: str, where: str) -> ClassPath:
-    """Classes of a prediction, the most specific first.
+def own_class(engine: str, machine: str) -> str:
+    """The class of runs of one machine, in a word, under one engine."""
+    return f"{engine} on {machine}"
 
-    engine : profile of the engine, or None. machine : the hardware in a word, see `machine_of`. where : residency.
+
+def class_path(engine: EngineSpec | None, where: str) -> ClassPath:
+    """Classes of a prediction on no machine in particular, the most specific first.
+
+    engine : profile of the engine, or None. where : residency.
     """
     if engine is None:
         return (f"{NO_ENGINE}, {where}", NO_ENGINE)
-    return (f"{engine.name} on {machine}", f"{engine_kind(engine)}, {where}", where)
+    return (f"{engine_kind(engine)}, {where}", where)
 
 
 def engine_kind(engine: EngineSpec) -> str:
@@ -118,11 +156,15 @@ def engine_kind(engine: EngineSpec) -> str:
     return "graph engine" if engine.launch == "graph" else "eager engine"
 
 
-def machine_of(system: System, where: str) -> str:
-    """The hardware of a prediction in a word: its GPU, how many, and the CPU where that runs experts."""
-    several = f"{system.gpu.devices}x " if system.gpu.devices > 1 else ""
-    host = f" + {system.cpu.name}" if where in ("cpu", "cached") and system.cpu is not None else ""
-    return f"{several}{system.gpu.name}{host}"
+@functools.cache
+def _values(name: str) -> dict[str, int | float | str]:
+    spec = load_spec(name)
+    return dict(spec.items()) if isinstance(spec, Spec) else {}
+
+
+def _equal(spec: Spec | None, name: str) -> bool:
+    """Whether a spec has the values of a bundled one."""
+    return spec is not None and dict(spec.items()) == _values(name)
 
 
 def interval_for(evaluation: Evaluation, system: System) -> Uncertainty:
@@ -130,9 +172,12 @@ def interval_for(evaluation: Evaluation, system: System) -> Uncertainty:
     where, engine = residency_of(evaluation), system.engine
     if where == NEAR:
         return Uncertainty(None, None, where, reason=NEAR_DATA)
-    if engine is not None and engine.name in UNMEASURED:
-        return Uncertainty(None, None, where, reason=UNMEASURED[engine.name])
-    path, known = class_path(engine, machine_of(system, where), where), bundled()
+    for name, reason in UNMEASURED.items():
+        if _equal(engine, name):
+            return Uncertainty(None, None, where, reason=reason)
+    known = bundled()
+    own = [one.name for one in DOCUMENTED if known.rows.get(one.name, {}).get(where) and one.is_of(system)]
+    path = (*own, *class_path(engine, where))
     decode = known.intervals["decode"].of(path)
     prefill = known.intervals["prefill"].of(path) if "prefill" in known.intervals else None
     alike = known.rows.get(decode.name, {}).get(where, 0)

@@ -17,14 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import SpecError
-from perfmodel.evidence.constants import SHARED, STREAMED, make_problem
+from perfmodel.evidence.constants import make_problem
 from perfmodel.evidence.described import engine_of, machine_class, profile_of, residency
 from perfmodel.evidence.errors import Errors, Group, error_table, errors
-from perfmodel.evidence.fit import Fit, Problem, fit, leave_one_out
-from perfmodel.evidence.intervals import ALL, LEVEL, Coverage, Intervals, build_intervals, coverage, own_interval
+from perfmodel.evidence.fit import Fit, Problem, fit, fits_without, leave_one_out, left_out_residuals
+from perfmodel.evidence.intervals import (
+    ALL,
+    LEVEL,
+    MIN_ROWS,
+    Coverage,
+    Intervals,
+    build_intervals,
+    coverage,
+    own_interval,
+)
 from perfmodel.evidence.measured import QUANTITIES, MeasuredRun, Quantity, counting, load_measured, missing_field
 from perfmodel.evidence.predict import Predicted, predicted
-from perfmodel.evidence.uncertainty import BUNDLED, NO_ENGINE, Bundled, bundled_text, class_path
+from perfmodel.evidence.uncertainty import BUNDLED, NO_ENGINE, Bundled, bundled_text, class_path, own_class
 from perfmodel.paths import replace_when_done
 
 #: The fitted constants, which all engines share. The others are known from benchmarks of hardware or assumed; fitting
@@ -35,6 +44,8 @@ CONSTANTS = (
 )
 #: A coverage with a smaller probability than this contradicts the level that its intervals claim.
 SIGNIFICANT = 0.05
+#: Profiles whose constants are benchmarks of one machine, and its GPU.
+DOCUMENTED = {"gpu-offloading": "gh200", "llama-cpp-expert-cache": "rtx-5070"}
 #: Rows that are off by more than this factor need a physical reason.
 WORST_FACTOR = 4.0
 #: What it is in rows that are off by more, from the rows themselves and their sources.
@@ -79,6 +90,7 @@ class Validation:
     on, those of other files included. intervals, coverage : of predictions, from
     the decode rows; prefill_intervals, prefill_coverage : from those of prefills. The coverage is of the rows of
     engines with shared constants: a documented machine cannot be left out of its own interval.
+    without_source : logarithms of the constants [P] of the fits that have seen no row of a source, by source.
     """
 
     rows: tuple[Row, ...]
@@ -89,6 +101,7 @@ class Validation:
     coverage: Coverage
     prefill_intervals: Intervals
     prefill_coverage: Coverage
+    without_source: Mapping[str, NDArray[np.float64]]
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -129,7 +142,10 @@ class Validation:
         Those of prefills are left out where they do not hold what they say of held-out rows.
         """
         runs = [row.run for row in self.rows if row.quantity == "decode"]
-        groups = {ALL: [run for run in runs if not _documented(run)], NO_ENGINE: runs}
+        groups = {ALL: [run for run in runs if not is_documented(run)], NO_ENGINE: runs}
+        for run in runs:
+            if is_documented(run):
+                groups.setdefault(_own(run), []).append(run)
         rows = {name: dict(Counter(residency(run) for run in group)) for name, group in groups.items()}
         found = {"decode": self.intervals}
         if self.prefill_coverage.p_effective >= SIGNIFICANT:
@@ -147,26 +163,33 @@ def _batch_class(run: MeasuredRun) -> str:
     return "1" if batch == 1 else "2-8" if batch <= 8 else "9-32" if batch <= 32 else "above 32"
 
 
-def _documented(run: MeasuredRun) -> bool:
-    """Whether the run is of a machine to whose speeds nothing was fitted."""
-    return profile_of(run) not in (*SHARED, *STREAMED)
+def is_documented(run: MeasuredRun) -> bool:
+    """Whether the run is of a machine and an engine whose constants are benchmarks of its own."""
+    return DOCUMENTED.get(profile_of(run)) == run.gpu
+
+
+def _own(run: MeasuredRun) -> str:
+    """The class of the run's own machine."""
+    return own_class(engine_of(run).name, machine_class(run))
 
 
 def _intervals(made: Sequence[Row], rows: Sequence[Predicted], quantity: str) -> tuple[Intervals, Coverage]:
     """Intervals of a quantity: of engines with shared constants, of each documented machine, and without an engine."""
     pairs = [(row, one) for row, one in zip(made, rows, strict=True) if row.quantity == quantity]
-    paths = [class_path(engine_of(row.run), machine_class(row.run), residency(row.run)) for row, _ in pairs]
+    paths = [(_own(row.run), *class_path(engine_of(row.run), residency(row.run))) for row, _ in pairs]
     residuals = np.array([np.log(row.ratio) for row, _ in pairs])
     sources = [row.run.source for row, _ in pairs]
-    shared = [i for i, (row, _) in enumerate(pairs) if not _documented(row.run)]
+    shared = [i for i, (row, _) in enumerate(pairs) if not is_documented(row.run)]
     general = residuals[shared], [sources[i] for i in shared], [paths[i][1:] for i in shared]
     by_name = dict(build_intervals(*general).by_name)
     machines = {paths[i][0] for i in set(range(len(pairs))) - set(shared)}
     for name in sorted(machines):
+        if sum(path[0] == name for path in paths) < MIN_ROWS:
+            continue
         by_name[name] = own_interval([r for r, path in zip(residuals, paths, strict=True) if path[0] == name], name)
     # Nothing is fitted without an engine, so that all rows are alike there.
     bare = np.log([one._replace(system=one.system.with_engine(None)).rate() / one.measured for _, one in pairs])
-    without = [class_path(None, machine_class(row.run), residency(row.run)) for row, _ in pairs]
+    without = [class_path(None, residency(row.run)) for row, _ in pairs]
     others = build_intervals(bare, sources, [path[:-1] for path in without]).by_name
     by_name |= others | {ALL: by_name[ALL], NO_ENGINE: others[ALL]._replace(name=NO_ENGINE)}
     return Intervals(by_name), coverage(*general)
@@ -206,7 +229,8 @@ def validate(evidence: str | os.PathLike[str] | None = None) -> Validation:
         raise SpecError(f"{evidence or 'evidence'}: no run counts (most lack {fields}), allowed: one or more that do")
     rows, problem = problem_of((*runs, *beside))
     found = fit(problem)
-    left_out, others = leave_one_out(problem), leave_one_out(problem, by="machine")
+    without = fits_without(problem)
+    left_out, others = left_out_residuals(problem, without), leave_one_out(problem, by="machine")
     depends = np.asarray(problem.depends.any(axis=1))
     every = tuple(
         Row(
@@ -227,6 +251,7 @@ def validate(evidence: str | os.PathLike[str] | None = None) -> Validation:
         int(depends.sum()),
         *_intervals(every, rows, "decode"),
         *_intervals(every, rows, "prefill"),
+        without_source=without,
     )
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfmodel.errors import ModelConfigError
@@ -205,6 +205,23 @@ class MoEModel(Shape):
     def expert_bits(self) -> float:
         """Stored bits of a weight of a routed expert, scales included [bit]."""
         return self.storage.expert.bits
+
+    def stored_as(self, choices: Sequence[str]) -> "MoEModel":
+        """The model with other formats for some classes of tensors, unpacked to bfloat16 for every product.
+
+        choices : such as ``expert=q4_k`` or ``all=q8_0``; see `perfmodel.storage.Storage.override`. ModelConfigError
+        for an unknown class or format, and for a class without parameters of its own.
+        """
+        storage = self.storage.override(list(choices))
+        params = self.params_by_class()
+        for choice in choices:
+            name = choice.partition("=")[0].strip().lower()
+            if params.get(name, 1) == 0:
+                have = ", ".join(one for one, count in params.items() if count)
+                raise ModelConfigError(
+                    f"format: found {one_line(choice)}, but the model stores no {name}; allowed: {have}, all"
+                )
+        return dataclasses.replace(self, storage=storage, compute="bfloat16")
 
     def bytes_by_class(self) -> dict[str, float]:
         """Memory of the stored weights by class of tensor [byte]."""

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from perfmodel.evidence.alternatives import alternatives
 from perfmodel.evidence.cases import DOCUMENTED, engine_class, kernel_bytes
 from perfmodel.evidence.described import residency
 from perfmodel.evidence.errors import CLOSE, NEAR
@@ -136,14 +137,27 @@ def _legend(figure: Figure, entries: Sequence[str], *panels: Axes) -> None:
 def _about(found: Validation, quantities: Sequence[str]) -> list[str]:
     """What is drawn, and what it rests on."""
     fitted = ", ".join(f"{name} = {number(value)}" for name, value in found.fit.values.items())
-    words = [
-        f"{quantity}: {one.rows} rows of {one.sources} sources, median error {100 * one.by_row.median:.0f} %"
-        f" ({100 * one.by_source.median:.0f} % with sources alike)"
-        for quantity in quantities
-        for one in [found.errors(quantity)]
-    ]
+    others = alternatives(found)
+    words = []
+    for quantity in quantities:
+        every = others.errors(quantity, others.general, others.documented)
+        general = others.errors(quantity, others.general) or every
+        if general is None or every is None:
+            continue
+        text = (
+            f"{quantity}: {general.rows} rows of {general.sources} sources, median error"
+            f" {100 * general.by_row.median:.0f} %, within 1.5x {100 * general.by_row.within_near:.0f} %"
+            f" ({100 * general.by_source.within_near:.0f} % with sources alike)"
+        )
+        if general.rows < every.rows:
+            text += (
+                f"; with the documented machines {every.rows} rows, {100 * every.by_row.median:.0f} %,"
+                f" {100 * every.by_row.within_near:.0f} % ({100 * every.by_source.within_near:.0f} %)"
+            )
+        words.append(f"{text}.".capitalize())
     return [
         "Every point is a published measurement, predicted by a fit that has not seen its source (repository).",
-        f"{'; '.join(words)}.".capitalize(),
-        f"Fitted to all rows: {fitted}. Documented machines: nothing fitted to their speeds.",
+        *words,
+        f"Fitted to all rows: {fitted}. Documented machines: constants from their own hardware rows and the"
+        " compute part of their steps; nothing is fitted to their speeds.",
     ]

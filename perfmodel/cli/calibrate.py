@@ -124,12 +124,25 @@ def _place(options: argparse.Namespace) -> _Place | None:
     return _Place(output, base, engine, own)
 
 
+def _that_count(values: dict[str, float], place: _Place) -> dict[str, float]:
+    """The values that change something on the system; the others are told."""
+    from perfmodel.hardware import load_system
+
+    system = load_system(place.base).with_engine(place.engine)
+    idle = {key: reason for key in values if (reason := system.idle(key)) is not None}
+    for key, reason in idle.items():
+        say(f"{key} is not written: it {reason}")
+    if len(idle) == len(values):
+        raise SpecError(f"--system: none of the fitted constants ({', '.join(idle)}) counts on system {system.name}")
+    return {key: value for key, value in values.items() if key not in idle}
+
+
 def _write(found: Calibration, place: _Place, options: argparse.Namespace) -> Path:
     """The overlay of a system under the engine that the constants belong to."""
     from perfmodel.evidence.calibration import engine_values
     from perfmodel.hardware import Source, write_overlay
 
-    values = engine_values(found.fit, place.engine.name)
+    values = _that_count(engine_values(found.fit, place.engine.name), place)
     seen = found.unseen_source
     error = ", not checked on unseen sources"
     if seen is not None:

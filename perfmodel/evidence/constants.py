@@ -122,9 +122,9 @@ def make_problem(rows: Sequence[Predicted], names: Sequence[str]) -> Problem:
     target = np.log([row.measured for row in rows])
     # Rows that no constant applies to, most of them of documented machines, are priced once.
     fixed = np.full(len(rows), np.nan)
-    for rows_here, keys in groups.values():
-        if not keys:
-            fixed[rows_here] = [math.log(rows[at].rate()) for at in rows_here]
+    for group in groups.values():
+        if not group.keys:
+            fixed[group.rows] = [math.log(rows[at].rate()) for at in group.rows]
 
     def predict(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         values = np.exp(logs)

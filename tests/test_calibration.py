@@ -324,3 +324,21 @@ def test_the_command_refuses_bad_input(evidence, tmp_path) -> None:
     check_refusal(run(*start, "memory_efficiency", "--hold-out", "gpu=x"), "hold-out rule")
     check_refusal(run("calibrate", "--evidence", tmp_path / "no.toml", "--fit", "kernel_us"), "no.toml")
     check_refusal(run("calibrate"), "--fit")
+
+
+def test_constants_without_effect_are_not_written(tmp_path) -> None:
+    """A system without a CPU reads no experts there: that constant is left out, and refused where it is alone."""
+    path = tmp_path / "mine.toml"
+    base = ("calibrate", "--system", "h100-cxl2-ndp", "--engine", "vllm", "-o", path, "--fit")
+    check_refusal(run(*base, "cpu_efficiency"), "none of the fitted constants (engine.cpu_efficiency) counts on system")
+    assert not path.exists()
+    found = run(*base, "memory_n_half_kb,cpu_efficiency")
+    assert found.code == 0
+    assert "engine.cpu_efficiency is not written: it is of a CPU" in found.err
+    engine = load_system(path).engine
+    assert engine is not None
+    assert engine.source_of("memory_n_half_kb").source == "calibrated"
+    assert (
+        engine.source_of("cpu_efficiency").citation
+        == load_system(path).with_engine("vllm").source_of("engine.cpu_efficiency").citation
+    )

@@ -130,10 +130,10 @@ def _that_count(values: dict[str, float], place: _Place) -> dict[str, float]:
 
     system = load_system(place.base).with_engine(place.engine)
     idle = {key: reason for key in values if (reason := system.idle(key)) is not None}
-    for key, reason in idle.items():
-        say(f"{key} is not written: it {reason}")
     if len(idle) == len(values):
         raise SpecError(f"--system: none of the fitted constants ({', '.join(idle)}) counts on system {system.name}")
+    for key, reason in idle.items():
+        say(f"{key} is not written: it {reason}")
     return {key: value for key, value in values.items() if key not in idle}
 
 

@@ -298,8 +298,8 @@ def intervals(
 
 
 def spread(band: tuple[float, float]) -> str:
-    """Both ends of an interval, with three digits."""
-    return "-".join(number(end, 3) for end in band)
+    """Both ends of an interval, with three digits, or without decimals."""
+    return "-".join(f"{end:.0f}" if 1000 <= end < 1e6 else number(end, 3) for end in band)
 
 
 def _interval_sentence(members: Sequence[str], known: Sequence[Uncertainty], ends: bool) -> str:

@@ -114,13 +114,14 @@ def metric_names(metrics: object) -> tuple[str, ...]:
 class HitRates(NamedTuple):
     """Share of decode picks that find their expert on the GPU, beside its controls; every sequence counts alike.
 
-    own : the policy's placement or cache. uniform : K / E. other_sequence : placed by another sequence's prefill.
+    own : the policy's placement or cache. uniform : K / E, None where no K is kept in every layer.
+    other_sequence : placed by another sequence's prefill.
     static : placed by the decode profile of the other sequences. oracle : placed by the sequence's own decode.
     None where the trace cannot tell, or the policy does not place experts by importance.
     """
 
     own: float
-    uniform: float
+    uniform: float | None
     other_sequence: float | None
     static: float | None
     oracle: float | None

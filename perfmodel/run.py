@@ -291,7 +291,10 @@ class Run:
         hits = (resident[plan.picks] & self.replay.assigned).sum(axis=(1, 2))
         asked = np.add.reduceat(self.replay.assigned.sum(axis=(1, 2)), plan.offsets[:-1])
         shares = np.add.reduceat(hits, plan.offsets[:-1]) / np.maximum(asked, 1)
-        return HitRates(float(shares.mean()), plan.gpu_experts / self.model.num_experts, None, None, None)
+        own = float(shares.mean())
+        # Experts in a buffer, at bits of their own or in turns, are not counted as residents of every layer.
+        known = plan.gpu_experts > 0 or own == 0.0
+        return HitRates(own, plan.gpu_experts / self.model.num_experts if known else None, None, None, None)
 
     @functools.cached_property
     def quality(self) -> Quality:

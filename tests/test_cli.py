@@ -602,9 +602,11 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 
 
 INTERRUPTED = """
-import os, signal, sys, threading
+import os, signal, sys, threading, warnings
 from perfmodel.cli import main
 
+# An import that is interrupted leaves its file open, which no user is told.
+warnings.simplefilter("ignore", ResourceWarning)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts in the background ignores it
 stop = threading.Timer(float(sys.argv[1]), os.kill, (os.getpid(), signal.SIGINT))
 stop.daemon = True

@@ -46,7 +46,7 @@ from perfmodel.policies import (
     parse_policy,
 )
 from perfmodel.routing import RoutingTrace
-from perfmodel.run import Run, evaluate, plan_run
+from perfmodel.run import Run, evaluate, make_replay, plan_run
 from perfmodel.scenario import Scenario
 from perfmodel.sweeps.api import sweep
 
@@ -89,8 +89,9 @@ def test_experts_run_where_they_are_placed(data, name) -> None:
     assert isinstance(policy, ContextAware | Static)
     options: dict[str, Any] = {"alpha": policy.alpha, "norm": policy.norm}
     if name == "static":
-        options |= {"phase": "decode", "leave_one_out": True}
-    values = placement.importance(trace, **options).values
+        values = placement.importance_of_others(run.replay, **options).values
+    else:
+        values = placement.importance(trace, **options).values
     menu = tuple(range(policy.min_bits, 5))
     losses = LossTable.load("tiny-mixtral-32l-losses").for_model(trace.num_layers, model.num_experts, assume=True)
     for s in range(trace.num_sequences):
@@ -231,8 +232,11 @@ def test_no_other_bits_within_the_budget_lose_less(data, name, gpu_experts) -> N
     options = data.draw(budgets(2, 4))
     rule = POLICIES[name](gpu_experts=gpu_experts, **{k: v for k, v in options._asdict().items() if k != "table"})
     menu = tuple(width for width in options.table.bits if options.min_bits <= width <= 4)
-    phase: Any = {} if name == "context-aware" else {"phase": "decode", "leave_one_out": True}
-    values = placement.importance(trace, **phase).values
+    values = (
+        placement.importance(trace).values
+        if name == "context-aware"
+        else placement.importance_of_others(make_replay(model, trace)).values
+    )
     variance = options.table.output_variance
     assert variance is not None
     weight = {

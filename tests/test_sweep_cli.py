@@ -265,7 +265,7 @@ def test_help_says_what_happens_to_outputs() -> None:
     [
         (["--axis", "link.latency_us"], ["--axis", "NAME=VALUES"]),
         (["--axis", "workload.batch=1,2", "--batch", "3"], ["batch: given twice", "workload.batch", "3"]),
-        (["--axis", "prompt=8,16", "--prompt", "8"], ["prompt: given twice", "workload.prompt", "8"]),
+        (["--axis", "micro_batch=8,16", "--micro-batch", "8"], ["micro_batch: given twice", "8"]),
         (["--axis", "=1,2"], ["--axis", "NAME=VALUES"]),
         (["--axis", "link.latency_us=1", "--axis", "link.latency_us=2"], ["link.latency_us", "twice"]),
         (["--axis", "link.latency_us="], ["link.latency_us", "no values"]),

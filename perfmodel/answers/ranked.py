@@ -126,8 +126,8 @@ class Ranking:
 
     @property
     def memory_gb(self) -> float:
-        """GPU memory of every policy [GB]."""
-        return self.system.gpu.memory_capacity_gb
+        """GPU memory of every policy, of all GPUs together [GB]."""
+        return self.system.gpu.memory_capacity_gb * self.system.gpu.devices
 
     @property
     def unresolved(self) -> list[tuple[Ranked, Ranked]]:

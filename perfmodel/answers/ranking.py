@@ -101,7 +101,7 @@ def rank(
         for kind, value in (("model", model), ("system", system), ("trace", trace), ("loss", losses))
     )
     machine = under_engine(machine, engine)
-    card, machine, changed = machine.gpu.memory_capacity_gb, *_with_values(machine, memory_budget_gb, values)
+    card, machine, changed = _memory_gb(machine), *_with_values(machine, memory_budget_gb, values)
     prompt, output = checked_tokens("prompt", prompt), checked_tokens("output", output)
     check_layers(layers)
     rules, labels = named_policies(_every(policies))
@@ -124,7 +124,7 @@ def rank(
             refused.append(Refused(label, reason, isinstance(error, PlacementError)))
     if not rows:
         raise NoPolicyError(f"rank: no policy applies to {network.name} on {machine.name}", refused)
-    above = f"{machine.gpu.name} has {card:g} GB; every policy was given {machine.gpu.memory_capacity_gb:g} GB"
+    above = f"{machine.gpu.name} has {card:g} GB; every policy was given {_memory_gb(machine):g} GB"
     return Ranking(
         metric,
         _sorted(rows, metric),
@@ -133,7 +133,7 @@ def rank(
         machine,
         (used.name, used.origin),
         (
-            *([above] if machine.gpu.memory_capacity_gb > card else []),
+            *([above] if _memory_gb(machine) > card else []),
             *labelled({one.label: one.evaluation.notes for one in rows}),
         ),
         changed,
@@ -169,6 +169,11 @@ def sort_metric(by: object) -> Metric:
     return metric
 
 
+def _memory_gb(system: System) -> float:
+    """Memory of all GPUs together [GB]."""
+    return system.gpu.memory_capacity_gb * system.gpu.devices
+
+
 def _with_values(system: System, memory_gb: object, values: object) -> tuple[System, dict[str, float | str]]:
     """The system with other values and with the memory of the ranking, and what was set."""
     given: Any = {} if values is None else values
@@ -185,7 +190,8 @@ def _with_values(system: System, memory_gb: object, values: object) -> tuple[Sys
     if MEMORY_KEY in given:
         raise PerfModelError(f"rank: found a memory budget and {MEMORY_KEY}, allowed: one of them")
     try:
-        return changed.with_values({MEMORY_KEY: number}), {**given, MEMORY_KEY: number}
+        each = number / changed.gpu.devices
+        return changed.with_values({MEMORY_KEY: each}), {**given, MEMORY_KEY: each}
     except SpecError as error:
         # The number is one of the command's own; the key of the spec would not be found in what was typed.
         said = re.sub(r"^.*'memory_capacity_gb' = ", "found ", str(error)).replace(" is out of", ", out of")

@@ -185,7 +185,8 @@ def _intervals(found: Validation) -> Part:
             " together, so that the test to go by is the one on effective rows, the independent rows that they amount"
             " to; that on rows rejects too often, that on sources too rarely.",
             *(
-                f"Intervals of {quantity} do not hold what they say of sources left out, so compare and rank show none."
+                f"Intervals of {quantity} do not hold what they say of sources left out; compare and rank show none"
+                " where that is so of the bundled runs."
                 for quantity, _, one in pairs
                 if one.p_effective < SIGNIFICANT
             ),
@@ -244,7 +245,7 @@ def _missing(found: Validation) -> Part:
         none = len(found.missing[quantity]) - sum(map(len, runs.values()))
         body += [
             f"{quantity.capitalize()}: {len([row for row in found.rows if row.quantity == quantity])} rows count."
-            f" {none} runs give no rate of it, and these miss a field:",
+            f" {none} runs give no rate of it, and these miss a field, or name in it what is not known:",
             Grid(("first missing field", "rows", "which"), lines, 1),
         ]
     return Part(

@@ -142,8 +142,7 @@ class Request:
         wanted = read_axes(scenario, on_grid, table, zipped, source)
         varied = (*wanted.written, *wanted.cases)
         scenario.check_varied(varied)
-        fixed = {"prompt": prompt, "output": output, "micro_batch": micro_batch, "batch": None if batch == 1 else batch}
-        check_not_varied(varied, fixed)
+        check_not_varied(varied, {"micro_batch": micro_batch, "batch": None if batch == 1 else batch})
         design = lay_out(scenario, wanted, together, drawn)
         recipe = {
             "axes": wanted.written,
